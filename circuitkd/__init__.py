@@ -32,7 +32,6 @@ _HOME_OF = {
     "PromptGroup": "circuitkd.prompts",
     "Prompts": "circuitkd.prompts",
     "Task": "circuitkd.tasks",
-    "compare": "circuitkd.compare.comparison",
     "load_comparison": "circuitkd.compare.comparison",
     "load_model": "circuitkd.models",
     "load_task": "circuitkd.tasks",
@@ -65,6 +64,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "compare":  # the package, which is callable: see its docstring
+        return import_module("circuitkd.compare")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME_OF[name]), name)
