@@ -156,6 +156,14 @@ class RunDirectory:
         """Let another process use the directory."""
         self.lock.release()
 
+    def discard(self) -> None:
+        """Undo a run that turned out to be impossible; does nothing once there is work to keep.
+
+        Without this, a mistyped argument would claim the directory for good.
+        """
+        if not self.resumed and not (self.path / _PARTS).exists():
+            (self.path / _CONFIG).unlink(missing_ok=True)
+
     def __enter__(self) -> "RunDirectory":
         return self
 

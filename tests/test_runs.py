@@ -179,6 +179,16 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
         assert not leftover.exists()
 
 
+def test_a_run_that_proved_impossible_does_not_claim_the_directory(tmp_path):
+    with RunDirectory.open(tmp_path, ARGUMENTS) as run:
+        run.discard()
+    with RunDirectory.open(tmp_path, {"n": 1}) as run:
+        run.put("key", {"x": torch.ones(1)})
+        run.discard()
+    with pytest.raises(RunDirectoryError, match="other arguments"):
+        RunDirectory.open(tmp_path, ARGUMENTS)
+
+
 def test_one_process_at_a_time(tmp_path):
     with RunDirectory.open(tmp_path, ARGUMENTS), pytest.raises(RunDirectoryError, match="Another"):
         RunDirectory.open(tmp_path, ARGUMENTS)

@@ -1,0 +1,52 @@
+"""``circuitkd models``, ``circuitkd tasks`` and ``circuitkd tasks show``."""
+
+import json
+
+import numpy as np
+
+from circuitkd import _printing_tasks, printing
+from circuitkd._cli_support import ProgressBars, quiet_libraries, results
+from circuitkd.tasks import load_task, task_names
+
+
+def list_models() -> None:
+    """Print the bundled models and how to name others."""
+    with quiet_libraries(), ProgressBars() as progress:
+        progress("Getting ready", 0, 0)
+        from circuitkd.models import BUNDLED_DIRECTORY, FAMILIES, bundled_names
+    configs = {
+        name: json.loads((BUNDLED_DIRECTORY / name / "config.json").read_text())
+        for name in bundled_names()
+    }
+    families = [(family.name, family.examples) for family in FAMILIES]
+    results().print(printing.models_view(configs, families))
+
+
+def list_tasks() -> None:
+    """Print the shipped tasks."""
+    results().print(_printing_tasks.tasks_view([load_task(name) for name in task_names()]))
+
+
+def show_task(
+    name: str, *, model: str | None, variant: str | None, n: int, seed: int, bos: str
+) -> None:
+    """Print ``n`` samples of a task: as text, or as the tokens that ``model`` reads."""
+    task = load_task(name)
+    if model is None:
+        rng = np.random.default_rng(seed)
+        drawn = [task.draw(rng, variant=variant) for _ in range(n)]
+        results().print(_printing_tasks.text_samples_view(task, drawn))
+        return
+    task.with_variant(variant)
+    with quiet_libraries(), ProgressBars() as progress:
+        progress("Getting ready", 0, 0)
+        from circuitkd.models import load_model, tokenizer_of
+
+        progress.finish("Getting ready")
+        progress(f"Loading {model}", 0, 0)
+        loaded = load_model(model)
+        prompts = task.sample(loaded, n, seed, variant=variant, bos=bos)
+        pieces = tokenizer_of(loaded).decode
+    results().print(
+        _printing_tasks.token_samples_view(task, prompts, lambda token: pieces([token]))
+    )

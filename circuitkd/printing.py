@@ -1,0 +1,220 @@
+"""What results look like in a terminal: Rich renderables, made from results and nothing else.
+
+Text that comes from prompts, files or tokenizers is put into ``Text`` objects, which never read it
+as markup. Teacher and student always have the same two colours, and every colour is doubled by a
+word, so that nothing is lost in a pipe.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from circuitkd.nodes import Node
+
+if TYPE_CHECKING:
+    from circuitkd.compare.comparison import Comparison, Performance
+
+TEACHER, STUDENT = "bright_blue", "dark_orange"
+
+_STRONGEST = 8
+_MOST_LISTED = 6
+_BAR = 12
+
+
+def comparison_view(result: "Comparison") -> RenderableType:
+    """Performance of both models, the alignment, the paper's number, matches, and what changed."""
+    return Group(
+        _headline(result),
+        "",
+        _performance_table(result),
+        "",
+        _alignment_lines(result),
+        "",
+        *_matches_lines(result),
+        "",
+        _restructuring_lines(result),
+    )
+
+
+def _headline(result: "Comparison") -> Text:
+    config, models = result.config, result.performance
+    variant = f" ({config['variant']})" if config.get("variant") else ""
+    return Text.assemble(
+        (models["student"].name, STUDENT),
+        " against its teacher ",
+        (models["teacher"].name, TEACHER),
+        f" on {config['task']}{variant}: {config['n']} prompts, {config['ablation']} ablation",
+    )
+
+
+def _performance_table(result: "Comparison") -> Table:
+    teacher = result.performance["teacher"]
+    metric = teacher.metric.replace("_", " ")
+    unit = "" if teacher.unit == "probability" else f" ({teacher.unit})"
+    table = _table("", "model", f"{metric}{unit}", "accuracy", "does the task?")
+    for side, style in (("teacher", TEACHER), ("student", STUDENT)):
+        model = result.performance[side]
+        table.add_row(
+            Text(side, style),
+            Text(model.name, overflow="fold"),
+            _interval(model.mean, model.low, model.high),
+            _percentages(model),
+            Text("yes", "green") if model.competent else Text("not shown", "bold red"),
+        )
+    return table
+
+
+def _percentages(model: "Performance") -> str:
+    low, high = model.accuracy_low, model.accuracy_high
+    return f"{_percent(model.accuracy)} [{_percent(low)}, {_percent(high)}]"
+
+
+def _alignment_lines(result: "Comparison") -> Table:
+    alignment, paper = result.alignment, result.paper_alignment
+    value = _interval(alignment.value, alignment.low, alignment.high)
+    ours = (
+        Text("circuit alignment", "bold"),
+        Text(value, "bold"),
+        Text("0: nothing alike, 1: the same circuit; 95 % interval over prompts", "dim"),
+    )
+    theirs = (
+        Text("paper's formula"),
+        Text("–" if paper is None else _interval(paper.value, paper.low, paper.high)),
+        Text("for comparison with published numbers only: high for most pairs", "dim"),
+    )
+    grid = Table.grid(padding=(0, 2))
+    for row in (theirs, ours) if result.config["preset"] == "paper" else (ours, theirs):
+        grid.add_row(*row)
+    return grid
+
+
+def _matches_lines(result: "Comparison") -> list[RenderableType]:
+    matches = result.matches
+    table = _table("teacher", "student", "similarity", "influence", "of teacher", "of student")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    shown = matches.head(_STRONGEST)
+    for row in shown.to_dict(orient="records"):
+        table.add_row(
+            Text(f"T {_label(row['teacher'])}", TEACHER),
+            Text(f"S {_label(row['student'])}", STUDENT),
+            Text.assemble((_bar(row["similarity"]), "dim"), f" {row['similarity']:.2f}"),
+            _percent(row["mass"]),
+            _percent(row["teacher_share"]),
+            _percent(row["student_share"]),
+        )
+    title = Text("strongest matched pairs", "bold")
+    rest = len(matches) - len(shown)
+    if rest <= 0:
+        return [title, table]
+    mass = float(matches["mass"].iloc[len(shown) :].sum())
+    more = f"… and {rest} more, with {_percent(mass)} of the influence"
+    return [title, table, Text(more, "dim")]
+
+
+def _restructuring_lines(result: "Comparison") -> Table:
+    changed = result.restructuring
+    merges = [
+        Text.assemble(_teachers(row["teachers"]), " → ", _students([row["student"]]))
+        for row in _rows(changed.merges)
+    ]
+    splits = [
+        Text.assemble(_teachers([row["teacher"]]), " → ", _students(row["students"]))
+        for row in _rows(changed.splits)
+    ]
+    drops = [
+        Text.assemble(
+            _teachers([row["teacher"]]),
+            f" lost {_percent(row['lost'])} of its {_percent(row['share'])}",
+        )
+        for row in _rows(changed.drops)
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, entries in (("merged", merges), ("split", splits), ("dropped", drops)):
+        grid.add_row(Text(name, "bold"), _listed(entries))
+    return grid
+
+
+def _listed(entries: Sequence[Text]) -> Text:
+    if not entries:
+        return Text("nothing", "dim")
+    text = Text("; ").join(entries[:_MOST_LISTED])
+    rest = len(entries) - _MOST_LISTED
+    return text if rest <= 0 else Text.assemble(text, (f"; … and {rest} more", "dim"))
+
+
+def _teachers(names: Iterable[str]) -> Text:
+    return Text(", ".join(f"T {_label(name)}" for name in names), TEACHER)
+
+
+def _students(names: Iterable[str]) -> Text:
+    return Text(", ".join(f"S {_label(name)}" for name in names), STUDENT)
+
+
+def models_view(
+    configs: Mapping[str, Mapping[str, Any]], families: Sequence[tuple[str, Sequence[str]]]
+) -> RenderableType:
+    """The bundled models (name -> its config.json), and how to name others.
+
+    ``families``: name and examples of every supported family.
+    """
+    table = _table("bundled", "layers", "heads", "width", "family")
+    for name, config in configs.items():
+        table.add_row(
+            name, *(str(config[key]) for key in ("n_layer", "n_head", "n_embd", "model_type"))
+        )
+    ways = Table.grid(padding=(0, 2))
+    ways.add_row("a hub id", Text("HuggingFaceTB/SmolLM2-135M, gpt2: fetched once, then cached"))
+    ways.add_row("a directory", Text("./my-model: config.json, *.safetensors, tokenizer.json"))
+    ways.add_row(
+        "in Python",
+        Text("circuitkd.load_model(model, tokenizer=tokenizer) takes a Hugging Face model"),
+    )
+    supported = "; ".join(f"{name} ({', '.join(examples)})" for name, examples in families)
+    return Group(
+        table if configs else Text("no bundled models", "dim"),
+        "",
+        Text("Other models, wherever a model is asked for", "bold"),
+        ways,
+        "",
+        Text(f"Supported families: {supported}."),
+    )
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame.to_dict(orient="records")  # pyright: ignore[reportReturnType]
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        table.add_column(heading)
+    return table
+
+
+def _interval(value: float, low: float | None, high: float | None) -> str:
+    """A value with its interval, two decimals; the interval only where there is one."""
+    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _percent(share: float) -> str:
+    """A share as people read it; a small one is not called zero.
+
+    >>> _percent(0.123), _percent(1.0), _percent(0.002)
+    ('12 %', '100 %', '0.2 %')
+    """
+    percent = 100 * share
+    return f"{percent:.1f} %" if 0 < percent < 0.95 else f"{percent:.0f} %"
+
+
+def _bar(share: float) -> str:
+    full = round(_BAR * min(max(share, 0.0), 1.0))
+    return "━" * full + " " * (_BAR - full)
+
+
+def _label(name: str) -> str:
+    return Node.parse(name).label
