@@ -1,0 +1,83 @@
+"""How a `Comparison` reads: as text, and as plain data."""
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from circuitkd.compare.comparison import Comparison, Performance
+
+_STRONGEST = 8
+
+
+def as_text(result: "Comparison") -> str:
+    """A summary for people: performance, both alignments, strongest matches, restructuring."""
+    config = result.config
+    variant = f" ({config['variant']})" if config.get("variant") else ""
+    left, right = result.performance["teacher"], result.performance["student"]
+    lines = [
+        f"Teacher {left.name} and student {right.name} on {config['task']}{variant}, "
+        f"{config['n']} prompts, {config['ablation']} ablation",
+        _performance_line("teacher", left),
+        _performance_line("student", right),
+        *_number_lines(result),
+        "strongest matches (T teacher, S student; mass is the share of influence that moves)",
+        *(
+            f"  T {row['teacher']:>7} → S {row['student']:<7} similarity {row['similarity']:.2f}, "
+            f"mass {row['mass']:.1%}"
+            for row in result.matches.head(_STRONGEST).to_dict("records")
+        ),
+        repr(result.restructuring),
+        *(f"Note: {warning}" for warning in result.warnings),
+    ]
+    return "\n".join(lines)
+
+
+def _performance_line(side: str, performance: "Performance") -> str:
+    return (
+        f"{side}: {performance.metric} {performance.mean:.3f} "
+        f"[{performance.low:.3f}, {performance.high:.3f}] {performance.unit}, "
+        f"right on {performance.accuracy:.0%} "
+        f"[{performance.accuracy_low:.0%}, {performance.accuracy_high:.0%}]"
+        + ("" if performance.competent else ", not competent")
+    )
+
+
+def _number_lines(result: "Comparison") -> list[str]:
+    paper = "does not exist" if result.paper_alignment is None else repr(result.paper_alignment)
+    numbers = [f"alignment: {result.alignment!r}", f"the paper's number: {paper}"]
+    return numbers[::-1] if result.config["preset"] == "paper" else numbers
+
+
+def as_plain_data(result: "Comparison") -> dict[str, Any]:
+    """The result as dictionaries, lists, numbers and strings."""
+    alignment, paper = result.alignment, result.paper_alignment
+    return {
+        "alignment": {"value": alignment.value, "low": alignment.low, "high": alignment.high},
+        "paper_alignment": None if paper is None else paper.value,
+        **{side: _performance_data(value) for side, value in result.performance.items()},
+        "matches": _records(result.matches),
+        "merges": _records(result.restructuring.merges),
+        "drops": _records(result.restructuring.drops),
+        "config": dict(result.config),
+        "versions": dict(result.versions),
+    }
+
+
+def _performance_data(performance: "Performance") -> dict[str, Any]:
+    return {
+        "name": performance.name,
+        "metric_mean": performance.mean,
+        "metric_low": performance.low,
+        "metric_high": performance.high,
+        "accuracy": performance.accuracy,
+        "competent": performance.competent,
+    }
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as dictionaries of plain Python values."""
+    return [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in row.items()}
+        for row in frame.astype(object).to_dict(orient="records")
+    ]

@@ -1,0 +1,104 @@
+"""A comparison on disk: comparison.json (texts and single numbers) and comparison.safetensors.
+
+The JSON file is written last and names the schema; without it there is no comparison.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from circuitkd.circuits.influence_result import Influence
+from circuitkd.compare.alignment import Alignment
+from circuitkd.errors import InputError
+from circuitkd.nodes import Node
+from circuitkd.runs import write_atomically
+
+if TYPE_CHECKING:
+    from circuitkd.compare.comparison import Comparison
+
+SCHEMA = "circuitkd.comparison/1"
+_TEXTS, _NUMBERS = "comparison.json", "comparison.safetensors"
+_TABLES = ("similarity", "paper_similarity", "plan")
+_ABOUT_INFLUENCE = ("model", "task", "variant", "bos", "ablation", "metric")
+
+
+def save(result: "Comparison", directory: Path) -> None:
+    """Write both files."""
+    influences = result.influences
+    texts = {
+        "schema": SCHEMA,
+        "alignment": asdict(result.alignment),
+        "paper_alignment": result.paper_alignment and asdict(result.paper_alignment),
+        "influences": {side: _about(influence) for side, influence in influences.items()},
+        "warnings": list(result.warnings),
+        "config": dict(result.config),
+        "versions": dict(result.versions),
+    }
+    tensors: dict[str, Tensor] = {}
+    for side, influence in influences.items():
+        tensors[f"{side}.effects"] = influence.effects.contiguous()
+        tensors[f"{side}.clean"] = influence.clean.contiguous()
+    for name in _TABLES:
+        if (table := getattr(result, name)) is not None:
+            tensors[name] = torch.tensor(table.to_numpy())
+    write_atomically(directory / _NUMBERS, to_bytes(tensors))
+    write_atomically(directory / _TEXTS, (json.dumps(texts, indent=2) + "\n").encode())
+
+
+def load_fields(directory: Path) -> dict[str, Any]:
+    """The arguments of `Comparison` from both files."""
+    texts, tensors = _read(directory)
+    influences = {
+        side: Influence(
+            **{name: about[name] for name in _ABOUT_INFLUENCE},
+            nodes=tuple(Node.parse(name) for name in about["nodes"]),
+            effects=tensors[f"{side}.effects"],
+            clean=tensors[f"{side}.clean"],
+        )
+        for side, about in texts["influences"].items()
+    }
+    names = {
+        side: [node.name for node in influence.nodes] for side, influence in influences.items()
+    }
+    tables = {
+        name: pd.DataFrame(tensors[name].numpy(), index=names["teacher"], columns=names["student"])
+        if name in tensors
+        else None
+        for name in _TABLES
+    }
+    paper = texts["paper_alignment"]
+    return {
+        "alignment": Alignment(**texts["alignment"]),
+        "paper_alignment": Alignment(**paper) if paper else None,
+        "influences": influences,
+        "warnings": tuple(texts["warnings"]),
+        "config": texts["config"],
+        "versions": texts["versions"],
+        **tables,
+    }
+
+
+def _about(influence: Influence) -> dict[str, Any]:
+    about = {name: getattr(influence, name) for name in _ABOUT_INFLUENCE}
+    return {**about, "nodes": [node.name for node in influence.nodes]}
+
+
+def _read(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        texts = json.loads((directory / _TEXTS).read_text())
+        if not isinstance(texts, dict) or texts.get("schema") != SCHEMA:
+            raise InputError(f"{directory / _TEXTS} is not a comparison that circuitkd can read.")
+        return texts, load((directory / _NUMBERS).read_bytes())
+    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        raise InputError(
+            f"There is no complete comparison in {directory}: {error}. Give the directory that "
+            "Comparison.save or `circuitkd score --out` wrote."
+        ) from error
