@@ -49,7 +49,7 @@ class Node:
 
     @classmethod
     def parse(cls, name: str) -> "Node":
-        """The node called ``name``; raises ``InputError`` for anything that is not a node's name."""
+        """The node called ``name``; ``InputError`` where it is not a node's name."""
         if match := _HEAD.fullmatch(name):
             return cls.attention_head(int(match[1]), int(match[2]))
         if match := _MLP.fullmatch(name):

@@ -1,0 +1,1 @@
+"""ONE model, one task: which nodes and edges matter."""

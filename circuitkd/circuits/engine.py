@@ -1,0 +1,262 @@
+"""The intervention engine: run a model's blocks from any layer on.
+
+One forward pass over a single prompt records how the network calls each of its blocks (masks,
+positions). Prompts of one shape need nothing else, so afterwards every block can be called alone
+on any batch of residual streams. The same pass checks that the engine understands the network:
+the writes of heads and MLPs must sum to its residual stream and give its logits.
+
+Hooks are plain PyTorch hooks on TransformerLens' hook points. They are removed when the block
+that set them ends, however it ends, and must fire exactly once a call.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.model_bridge import TransformerBridge
+
+from circuitkd.errors import ArchitectureError, HookError
+from circuitkd.models import device_of, family_of_model, model_label
+
+_CPU_TOKENS = 1500  # larger stacks leave the cache of a CPU and run slower
+_GPU_TOKENS = 65_536
+
+Edit = Callable[[Tensor], Tensor | None]
+
+
+@contextmanager
+def hooked(edits: Mapping[str, Edit], model: TransformerBridge) -> Iterator[None]:
+    """Call ``edits[name](tensor)`` at each named hook point; what it returns replaces the tensor.
+
+    ``None`` keeps the tensor. Leaving the context removes the hooks.
+
+    Raises:
+        HookError: a hook point is missing, or did not fire exactly once.
+    """
+    fired = dict.fromkeys(edits, 0)
+    handles = []
+
+    def watch(name: str, edit: Edit) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
+        def hook(_module: nn.Module, _args: Any, tensor: Tensor) -> Tensor | None:
+            fired[name] += 1
+            return edit(tensor)
+
+        return hook
+
+    try:
+        for name, edit in edits.items():
+            if name not in model.hook_dict:
+                raise HookError(f"{model_label(model)} has no hook point {name!r}.")
+            handles.append(model.hook_dict[name].register_forward_hook(watch(name, edit)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    silent = [f"{name} fired {count} times" for name, count in fired.items() if count != 1]
+    if silent:
+        raise HookError(f"Hooks must fire once a call, but {'; '.join(silent)}.")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one block did on a batch of prompts."""
+
+    z: Float[Tensor, "batch pos head d_head"]
+    mid: Float[Tensor, "batch pos d_model"]
+    mlp: Float[Tensor, "batch pos d_model"]
+    post: Float[Tensor, "batch pos d_model"]
+    pattern: Float[Tensor, "batch head query key"] | None = None
+
+
+class Replay:
+    """The blocks of one model, each callable alone, for prompts of one token length.
+
+    Promises: ``block(l, embed(tokens))`` chained over all layers is the network's own residual
+    stream, and ``end_logits`` of its last position the network's own logits. Does not promise
+    gradients, and holds only for prompts as long as the one it was made with.
+    """
+
+    def __init__(self, model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:
+        self.model = model
+        self.family = family_of_model(model)
+        self.n_layers: int = model.cfg.n_layers
+        self.device = device_of(model)
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._record(tokens[:1].to(self.device))
+
+    # ------------------------------------------------------------------ running
+
+    @torch.no_grad()
+    def embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream that enters block 0."""
+        return self.model(tokens.to(self.device), stop_at_layer=0, use_cache=False)
+
+    @torch.no_grad()
+    def block(
+        self, layer: int, pre: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream after block ``layer``."""
+        args, kwargs = self._calls[layer]
+        return _first(self.model.blocks[layer](pre, *args, **kwargs))
+
+    @torch.no_grad()
+    def observe(
+        self, layer: int, pre: Float[Tensor, "batch pos d_model"], *, pattern: bool = False
+    ) -> Observed:
+        """Run block ``layer`` and keep what its parts did."""
+        seen: dict[str, Tensor] = {}
+        points = {
+            "z": "attn.hook_z",
+            "mid": self.family.mlp_input,
+            "mlp": "mlp.hook_out",
+        }
+        if pattern:
+            points["pattern"] = "attn.hook_pattern"
+        edits = {f"blocks.{layer}.{point}": _keep(seen, key) for key, point in points.items()}
+        with hooked(edits, self.model):
+            post = self.block(layer, pre)
+        seen["z"] = rearrange(
+            seen["z"].flatten(2), "batch pos (head d) -> batch pos head d", d=self.model.cfg.d_head
+        )
+        return Observed(post=post, **seen)
+
+    @torch.no_grad()
+    def finish(
+        self, layer: int, mid: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The rest of block ``layer`` from the residual stream after its attention."""
+        block = self.model.blocks[layer]
+        return mid + _first(block.mlp(block.ln2(mid)))
+
+    def end_after_mid(
+        self, layer: int, mid: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch d_model"]:
+        """The final residual stream at the last position, from the middle of block ``layer``."""
+        if layer == self.n_layers - 1:
+            return self.finish(layer, mid[:, -1:])[:, -1]
+        return self.end_after_block(layer, self.finish(layer, mid))
+
+    @torch.no_grad()
+    def end_after_block(
+        self, layer: int, post: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch d_model"]:
+        """The final residual stream at the last position, from the output of block ``layer``.
+
+        The last block's MLP reads the last position only: nothing after it looks elsewhere.
+        """
+        last = self.n_layers - 1
+        for later in range(layer + 1, last):
+            post = self.block(later, post)
+        if layer < last:
+            cut = {f"blocks.{last}.{self.family.mlp_input}": lambda mid: mid[:, -1:]}
+            with hooked(cut, self.model):
+                post = self.block(last, post)
+        return post[:, -1]
+
+    @torch.no_grad()
+    def end_logits(self, end: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
+        """All logits at the last position."""
+        return self.model.unembed(self.model.ln_final(end[:, None]))[:, 0]
+
+    @torch.no_grad()
+    def head_writes(
+        self, layer: int, z: Float[Tensor, "*batch head d_head"]
+    ) -> Float[Tensor, "*batch head d_model"]:
+        """What each head adds to the residual stream (without the shared bias)."""
+        return einsum(z, self.W_O(layer), "... head d_head, head d_head d -> ... head d")
+
+    def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:  # noqa: N802
+        """The output matrices of a layer's heads."""
+        return self.model.blocks[layer].attn.W_O.detach()
+
+    # ------------------------------------------------------------------ recording and checking
+
+    @torch.no_grad()
+    def _record(self, tokens: Int[Tensor, "one pos"]) -> None:
+        """Record how each block is called, and check the engine's picture of the network."""
+        entering: list[Tensor] = []
+        handles = [
+            block.register_forward_pre_hook(self._keep_call(entering), with_kwargs=True)
+            for block in self.model.blocks
+        ]
+        seen: dict[str, Tensor] = {}
+        edits = {
+            f"blocks.{layer}.{point}": _keep(seen, f"{point}.{layer}")
+            for layer in range(self.n_layers)
+            for point in ("attn.hook_z", "attn.hook_out", "mlp.hook_out")
+        }
+        try:
+            with hooked(edits, self.model):
+                logits = self.model(tokens, use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(entering) != self.n_layers:
+            raise HookError(f"{len(entering)} blocks ran in a network of {self.n_layers}.")
+        self._check(entering, seen, logits[:, -1])
+
+    def _keep_call(self, entering: list[Tensor]) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            kwargs = dict(kwargs)
+            entering.append(args[0] if args else kwargs.pop("hidden_states"))
+            self._calls.append((args[1:], kwargs))
+
+        return hook
+
+    def _check(
+        self, entering: list[Tensor], seen: dict[str, Tensor], logits: Float[Tensor, "one vocab"]
+    ) -> None:
+        stream = entering[0]
+        for layer in range(self.n_layers):
+            attention = seen[f"attn.hook_out.{layer}"]
+            heads = self.W_O(layer)
+            z = seen[f"attn.hook_z.{layer}"].flatten(2)
+            z = z.unflatten(2, (heads.shape[0], heads.shape[1]))
+            writes = self.head_writes(layer, z).sum(-2) + _bias(self.model.blocks[layer].attn)
+            self._require_equal(writes, attention, f"heads of layer {layer} sum to its attention")
+            stream = stream + attention + seen[f"mlp.hook_out.{layer}"]
+            if layer + 1 < self.n_layers:
+                self._require_equal(
+                    stream, entering[layer + 1], f"writes up to layer {layer} sum to the residual"
+                )
+        own = self.end_logits(stream[:, -1])
+        self._require_equal(own, logits, "residual stream gives the logits")
+
+    def _require_equal(self, ours: Tensor, theirs: Tensor, what: str) -> None:
+        tolerance = 1e-3 if theirs.dtype == torch.float32 else 5e-2
+        error = (ours.float() - theirs.float()).abs().max()
+        scale = theirs.float().abs().max().clamp_min(1e-6)
+        if not error <= tolerance * scale:
+            raise ArchitectureError(
+                f"{model_label(self.model)}: it does not hold that the {what} "
+                f"(off by {float(error):.2g} of {float(scale):.2g}), so it cannot be analysed."
+            )
+
+
+def rows_per_batch(model: TransformerBridge, n_pos: int, batch_size: int | None) -> int:
+    """How many prompts of ``n_pos`` tokens go through the model at once."""
+    if batch_size is not None:
+        return batch_size
+    tokens = _CPU_TOKENS if device_of(model).type == "cpu" else _GPU_TOKENS
+    return max(1, tokens // n_pos)
+
+
+def _first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _keep(seen: dict[str, Tensor], key: str) -> Edit:
+    def keep(tensor: Tensor) -> None:
+        seen[key] = tensor.detach()
+
+    return keep
+
+
+def _bias(attention: nn.Module) -> Tensor | float:
+    bias = getattr(attention, "b_O", None)
+    return 0.0 if bias is None else bias.detach()

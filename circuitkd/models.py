@@ -1,0 +1,253 @@
+"""Loading models, and the one place that knows how architectures differ.
+
+Every model in circuitkd is a TransformerLens ``TransformerBridge`` (4.x) around the released
+Hugging Face network: evaluation mode, eager attention, weights as they were published unless
+``processed=True``. Weights are read from safetensors only.
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from circuitkd._hub import fetch_from_hub
+from circuitkd.errors import ArchitectureError, InputError, ModelError
+from circuitkd.nodes import Node, component_nodes
+
+BUNDLED_DIRECTORY = Path(__file__).parent / "bundled"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the engine must know about one family of architectures.
+
+    ``mlp_input`` names the hook, inside a block, whose tensor is all that the MLP's branch reads:
+    cut it to one position and the block's output is right at that position only. The family's
+    blocks add up as ``mid = pre + attention; post = mid + mlp(ln2(mid))``.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    examples: tuple[str, ...]
+    mlp_input: str = "ln2.hook_in"
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("GPT-2", ("GPT2LMHeadModel",), ("gpt2", "distilgpt2")),
+    Family("Llama", ("LlamaForCausalLM",), ("HuggingFaceTB/SmolLM2-135M",)),
+)
+
+
+def bundled_names() -> tuple[str, ...]:
+    """The models that ship with circuitkd, teacher before student.
+
+    >>> "tiny-teacher" in bundled_names()
+    True
+    """
+    found = (config.parent.name for config in BUNDLED_DIRECTORY.glob("*/config.json"))
+    return tuple(sorted(found, reverse=True))
+
+
+def load_model(
+    model: str | Path | PreTrainedModel | TransformerBridge,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str | torch.device | None = None,
+    dtype: str = "float32",
+    processed: bool = False,
+) -> TransformerBridge:
+    """Load a model for analysis.
+
+    Args:
+        model: a bundled name (``"tiny-teacher"``), a local directory in Hugging Face format, a hub
+            id (``"gpt2"``), or a Hugging Face model in memory. The model in memory is copied: it
+            stays as it was, and can still be trained and saved. A ``TransformerBridge`` is
+            returned as it is.
+        tokenizer: only for a model in memory; tasks need one.
+        device: where to put the weights; by default the CPU, or where a model in memory is.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; a model in memory keeps its own.
+        processed: fold layer norms and centre the writing weights (TransformerLens' classic
+            parametrisation). The function stays the same up to a constant added to all logits.
+
+    Returns:
+        The bridge, in evaluation mode, with its tokenizer (or ``None``) at ``.tokenizer``.
+
+    Raises:
+        ModelError: unknown name, no network, no safetensors weights, missing or NaN weights.
+        ArchitectureError: an architecture that circuitkd does not support.
+
+    >>> load_model("tiny-teacher").cfg.n_layers
+    4
+    """
+    if isinstance(model, TransformerBridge):
+        return model
+    if dtype not in DTYPES:
+        raise InputError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
+    if isinstance(model, PreTrainedModel):
+        name, network = "model in memory", _own_copy(model)
+    else:
+        name = str(model)
+        directory = find_directory(name)
+        network = _read_network(directory, name, DTYPES[dtype])
+        tokenizer = tokenizer or _read_tokenizer(directory)
+    _refuse_nonfinite(network, name)
+    if device is not None:
+        network.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+    return _bridge(network, tokenizer, name, processed)
+
+
+def find_directory(name: str) -> Path:
+    """The local directory of a bundled model, a path, or a hub id (downloaded when needed)."""
+    if name in bundled_names():
+        return BUNDLED_DIRECTORY / name
+    path = Path(name).expanduser()
+    if path.is_dir():
+        _require_weights((file.name for file in path.iterdir()), name)
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(
+            f"{name!r} is not a directory with a Hugging Face model (config.json, *.safetensors)."
+        )
+    directory = fetch_from_hub(name, f"Bundled models: {', '.join(bundled_names())}.")
+    _require_weights((file.name for file in directory.iterdir()), name)
+    return directory
+
+
+def _require_weights(files: Iterable[str], name: str) -> None:
+    files = set(files)
+    if "config.json" not in files:
+        raise ModelError(f"{name!r} has no config.json: it is not a Hugging Face model directory.")
+    if any(file.endswith(".safetensors") for file in files):
+        return
+    if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in files):
+        raise ModelError(
+            f"{name!r} has pickled weights only, and unpickling can run any code. Convert them: "
+            "load the model where you trust it and call save_pretrained, which writes safetensors."
+        )
+    raise ModelError(f"{name!r} has no weights: no *.safetensors file is there.")
+
+
+def _read_network(directory: Path, name: str, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise ModelError(f"The config.json of {name!r} cannot be read: {error}") from error
+    family_of(getattr(config, "architectures", None), name)
+    try:
+        network, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ModelError(f"The weights of {name!r} cannot be read: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"The weights of {name!r} lack {len(missing)} tensors, first {missing[0]!r}; "
+            "they would be random."
+        )
+    return network
+
+
+def _read_tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (ValueError, OSError):
+        return None  # tokenizer_of says what to do, when one is needed
+
+
+def _own_copy(model: PreTrainedModel) -> PreTrainedModel:
+    family_of(model.config.architectures or [type(model).__name__], "the model in memory")
+    network = copy.deepcopy(model)
+    network.set_attn_implementation("eager")
+    return network
+
+
+def _refuse_nonfinite(network: PreTrainedModel, name: str) -> None:
+    for key, weight in network.state_dict().items():
+        if weight.is_floating_point() and not torch.isfinite(weight).all():
+            raise ModelError(f"{name!r} holds NaN or infinite weights, first in {key!r}.")
+
+
+def _bridge(
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
+    processed: bool,
+) -> TransformerBridge:
+    architectures = network.config.architectures or [type(network).__name__]
+    bridge = build_bridge_from_module(
+        network.eval(),
+        architectures[0],
+        hf_config=network.config,
+        tokenizer=tokenizer,
+        dtype=network.dtype,
+        model_name=name,
+    )
+    bridge.eval()
+    bridge.requires_grad_(False)
+    if processed:
+        bridge.process_weights()
+    return bridge
+
+
+def family_of(architectures: Iterable[str] | None, name: str) -> Family:
+    """The family of a network's class; refuses what the engine does not know."""
+    for family in FAMILIES:
+        if set(family.architectures) & set(architectures or ()):
+            return family
+    supported = ", ".join(a for family in FAMILIES for a in family.architectures)
+    found = ", ".join(architectures or ()) or "no architecture"
+    raise ArchitectureError(f"{name} is a {found}. Supported are: {supported}.")
+
+
+def family_of_model(model: TransformerBridge) -> Family:
+    """The family of a loaded model."""
+    return family_of([str(model.cfg.architecture)], model_label(model))
+
+
+def tokenizer_of(model: TransformerBridge) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; a ``ModelError`` that says how to give one where it has none."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ModelError(
+            f"{model_label(model)} has no tokenizer, and a task needs one: use "
+            "load_model(model, tokenizer=...), or put tokenizer.json into its directory."
+        )
+    return tokenizer
+
+
+def model_label(model: TransformerBridge) -> str:
+    """The name that the model was loaded under."""
+    return str(model.cfg.model_name)
+
+
+def component_nodes_of(model: TransformerBridge) -> tuple[Node, ...]:
+    """All heads and MLPs of a model, layer by layer.
+
+    >>> len(component_nodes_of(load_model("tiny-student")))
+    18
+    """
+    return component_nodes(model.cfg.n_layers, model.cfg.n_heads)
+
+
+def device_of(model: TransformerBridge) -> torch.device:
+    """The device of the model's first parameter."""
+    return next(model.original_model.parameters()).device
