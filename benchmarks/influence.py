@@ -201,7 +201,6 @@ def main() -> None:
     )
     print(f"largest difference between (a) and (c): {worst:.1e} logits")
 
-    scale = len(nodes) / len(chosen)
     naive, published, fast = [], [], []
     for number in range(arguments.rounds):
         part = chosen[number :: arguments.rounds]
@@ -214,7 +213,8 @@ def main() -> None:
         )
         print(
             f"round {number + 1}: (a) {naive[-1]:.0f} s, (b) {published[-1]:.0f} s, "
-            f"(c) {fast[-1]:.0f} s; a/c {naive[-1] / fast[-1]:.2f}, b/c {published[-1] / fast[-1]:.2f}"
+            f"(c) {fast[-1]:.0f} s; "
+            f"a/c {naive[-1] / fast[-1]:.2f}, b/c {published[-1] / fast[-1]:.2f}"
         )
     a_over_c = statistics.median(a / c for a, c in zip(naive, fast, strict=True))
     b_over_c = statistics.median(b / c for b, c in zip(published, fast, strict=True))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import (
@@ -155,7 +156,7 @@ def _read_network(directory: Path, name: str, dtype: torch.dtype) -> PreTrainedM
             local_files_only=True,
             output_loading_info=True,
         )
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"The weights of {name!r} cannot be read: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:

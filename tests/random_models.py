@@ -3,11 +3,11 @@
 from typing import TypeVar
 
 import torch
-from circuitkd.prompts import PromptGroup, Prompts
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from circuitkd import load_model
+from circuitkd.prompts import PromptGroup, Prompts
 
 VOCABULARY = 60
 Model = TypeVar("Model", bound=PreTrainedModel)

@@ -35,18 +35,18 @@ class Components:
     """
 
     nodes: tuple[Node, ...]
-    features: tuple[Float[Tensor, "row feature"], ...]
+    features: tuple[Float[Tensor, "row _"], ...]
     raw_mlp: tuple[Float[Tensor, "row d_model"], ...]
     row_prompt: Int[Tensor, "row"]
-    patterns: tuple[Float[Tensor, "batch head query key"], ...]
-    group_prompts: tuple[Int[Tensor, "batch"], ...]
+    patterns: tuple[Float[Tensor, "_ head _ _"], ...]
+    group_prompts: tuple[Int[Tensor, "_"], ...]
 
 
 @torch.no_grad()
 def record_components(
     model: TransformerBridge,
     prompts: Prompts,
-    positions: Sequence[Int[Tensor, "batch compared"]],
+    positions: Sequence[Int[Tensor, "_ _"]],
     *,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -91,9 +91,9 @@ def record_components(
 
 @dataclass(frozen=True)
 class _GroupRecord:
-    features: list[Float[Tensor, "row feature"]]
-    raw_mlp: list[Float[Tensor, "row d_model"]]
-    patterns: list[Float[Tensor, "batch head query key"]]
+    features: list[Tensor]
+    raw_mlp: list[Tensor]
+    patterns: list[Tensor]
 
 
 def _record_group(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from circuitkd.prompts import PromptGroup, Prompts
 from random_models import random_bridge, random_gpt2, random_prompts
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
@@ -15,6 +14,7 @@ from circuitkd import Influence, load_model, node_influence
 from circuitkd.circuits.influence import ABLATIONS
 from circuitkd.errors import InputError
 from circuitkd.nodes import Node
+from circuitkd.prompts import PromptGroup, Prompts
 
 TOLERANCE = 1e-4
 
