@@ -27,8 +27,8 @@ class _Rows:
     """Prompts with equally many rows; the outputs of all components of one side at a time."""
 
     prompts: Int[Tensor, "prompt"]
-    teacher: Float[Tensor, "component prompt row feature"]
-    student: Float[Tensor, "component prompt row feature"]
+    teacher: Float[Tensor, "teacher prompt row teacher_feature"]
+    student: Float[Tensor, "student prompt row student_feature"]
 
 
 def output_similarity(

@@ -75,8 +75,8 @@ def _deviation_cosine(
 def _add_group(
     sums: _Sums,
     weights: Float[Tensor, "draw prompt"],
-    teacher: Float[Tensor, "prompt head query key"],
-    student: Float[Tensor, "prompt head query key"],
+    teacher: Float[Tensor, "prompt teacher query key"],
+    student: Float[Tensor, "prompt student query key"],
 ) -> None:
     share = weights.sum(1)
     # A group that a draw leaves out has share 0, and must not divide 0 by 0.

@@ -30,7 +30,6 @@ from circuitkd.compare.alignment import (
     with_interval,
 )
 from circuitkd.compare.matching import (
-    Matching,
     Restructuring,
     match,
     matches_frame,
@@ -112,7 +111,7 @@ class Comparison:
             return self.matched("argmax", self.paper_similarity)
         return self.matched("transport")
 
-    def matched(self, method: Matching, similarity: pd.DataFrame | None = None) -> pd.DataFrame:
+    def matched(self, method: str, similarity: pd.DataFrame | None = None) -> pd.DataFrame:
         """The pairs of another matching: ``argmax``, ``one-to-one`` or ``transport``."""
         values = (self.similarity if similarity is None else similarity).to_numpy()
         p, q = (self.influences[side].share() for side in ("teacher", "student"))

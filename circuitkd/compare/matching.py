@@ -16,7 +16,6 @@ column fed by several rows a merge, and mass that had to move at low similarity 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import ot
@@ -29,8 +28,7 @@ from circuitkd.compare._arrays import as_matrix, as_shares
 from circuitkd.errors import InputError, RunError
 from circuitkd.nodes import Node
 
-Matching = Literal["argmax", "one-to-one", "transport"]
-MATCHINGS: tuple[Matching, ...] = get_args(Matching)
+MATCHINGS = ("argmax", "one-to-one", "transport")
 Plan = Float[np.ndarray, "teacher student"]
 
 _DUST = 1e-12
@@ -41,7 +39,7 @@ def match(
     teacher_share: ArrayLike,
     student_share: ArrayLike,
     similarity: ArrayLike,
-    method: Matching = "transport",
+    method: str = "transport",
     same_kind: Bool[np.ndarray, "teacher student"] | None = None,
 ) -> Plan:
     """The mass between every teacher and student component under a matching.

@@ -34,7 +34,6 @@ unchanged by rotating the residual stream or by permuting, rescaling, splitting 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
@@ -48,12 +47,11 @@ from circuitkd.compare._patterns import mean_row_cosine, paper_head_similarity, 
 from circuitkd.errors import InputError
 from circuitkd.nodes import NodeKind
 
-Measure = Literal["cka", "paper_mlp", "paper_head"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+MEASURES = ("cka", "paper_mlp", "paper_head")
 _PAPER_DIRECTIONS = 3
 
 
-def similarity(x: ArrayLike | Tensor, y: ArrayLike | Tensor, measure: Measure = "cka") -> float:
+def similarity(x: ArrayLike | Tensor, y: ArrayLike | Tensor, measure: str = "cka") -> float:
     """How alike two arrays are.
 
     Args:
