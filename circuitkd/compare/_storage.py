@@ -48,7 +48,7 @@ def save(result: "Comparison", directory: Path) -> None:
         tensors[f"{side}.clean"] = influence.clean.contiguous()
     for name in _TABLES:
         if (table := getattr(result, name)) is not None:
-            tensors[name] = torch.tensor(table.to_numpy())
+            tensors[name] = torch.tensor(table.to_numpy()).contiguous()
     write_atomically(directory / _NUMBERS, to_bytes(tensors))
     write_atomically(directory / _TEXTS, (json.dumps(texts, indent=2) + "\n").encode())
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
+from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel
 
@@ -21,7 +22,12 @@ from circuitkd.circuits.activations import Components, record_components
 from circuitkd.circuits.influence import ABLATIONS, node_influence
 from circuitkd.circuits.influence_result import Influence, shares
 from circuitkd.compare import _report, _storage
-from circuitkd.compare._positions import compared_positions
+from circuitkd.compare._warnings import (
+    NO_PAPER,
+    UNPROCESSED,
+    competence_warnings,
+    sample_warnings,
+)
 from circuitkd.compare.alignment import (
     Alignment,
     argmax_paper_alignment,
@@ -39,6 +45,7 @@ from circuitkd.compare.similarity import component_similarity, paper_similarity,
 from circuitkd.errors import InputError
 from circuitkd.metrics import bootstrap_interval, bootstrap_weights
 from circuitkd.models import load_model
+from circuitkd.prompts import PromptGroup, Prompts, compared_positions
 from circuitkd.runs import NO_CHECKPOINT, Checkpoint, ScopedCheckpoint, versions
 from circuitkd.tasks import Task, load_task
 
@@ -47,7 +54,6 @@ Progress = Callable[[str, int, int], None]
 
 PRESETS = ("default", "paper")
 MINIMUM_PROMPTS = 8
-FEW_PROMPTS = 32
 
 
 @dataclass(frozen=True)
@@ -239,14 +245,20 @@ def compare(
         )
         for side, model, prompts in zip(("teacher", "student"), models, pair, strict=True)
     }
-    places = compared_positions(models, pair)
-    config["positions"] = "all" if places[2] else "labelled"
+    places = [compared_positions(*groups) for groups in _group_pairs(pair)]
+    config["positions"] = _coverage(pair, places)
     recorded = [
-        record_components(model, prompts, where, batch_size=batch_size, progress=progress)
-        for model, prompts, where in zip(models, pair, places[:2], strict=True)
+        record_components(
+            model,
+            prompts,
+            [group[side] for group in places],
+            batch_size=batch_size,
+            progress=progress,
+        )
+        for side, (model, prompts) in enumerate(zip(models, pair, strict=True))
     ]
     loaded = [isinstance(model, TransformerBridge) for model in (teacher, student)]
-    notes = [_UNPROCESSED] if processed and any(loaded) else []
+    notes = [UNPROCESSED] if processed and any(loaded) else []
     return compare_recorded(
         influences, (recorded[0], recorded[1]), config, notes, progress=progress
     )
@@ -274,9 +286,9 @@ def compare_recorded(
     drawn = bootstrap_transport(drawn_p, drawn_q, similarity.draws, progress=progress)
     paper = _paper(components, p, q, drawn_p, drawn_q)
     notes = [
-        *_competence_warnings(influences),
-        *_sample_warnings(len(effects[0]), config),
-        *([] if paper else [_NO_PAPER]),
+        *competence_warnings(influences),
+        *sample_warnings(len(effects[0]), config),
+        *([] if paper else [NO_PAPER]),
         *warnings,
     ]
     rows, columns = ([n.name for n in influences[side].nodes] for side in ("teacher", "student"))
@@ -323,6 +335,17 @@ def _check(n: int, ablation: str, preset: str, draws: int) -> None:
         raise InputError(f"draws={draws}: the number of bootstrap draws cannot be negative.")
 
 
+def _group_pairs(pair: tuple[Prompts, Prompts]) -> list[tuple[PromptGroup, PromptGroup]]:
+    return list(zip(pair[0].groups, pair[1].groups, strict=True))
+
+
+def _coverage(pair: tuple[Prompts, Prompts], places: list[tuple[Tensor, Tensor]]) -> str:
+    """Whether the compared positions are ``all``, or only the ``labelled`` ones of some group."""
+    lengths = [min(a.clean.shape[1], b.clean.shape[1]) for a, b in _group_pairs(pair)]
+    whole = [here.shape[1] == n for (here, _), n in zip(places, lengths, strict=True)]
+    return "all" if all(whole) else "labelled"
+
+
 def _weights(n: int, draws: int, seed: int) -> Int[np.ndarray, "draw prompt"]:
     return bootstrap_weights(n, draws, seed) if draws else np.zeros((0, n), dtype=np.int64)
 
@@ -349,43 +372,3 @@ def _paper(
     ]
     value = argmax_paper_alignment(p, q, values, kinds)
     return with_interval(value, np.array(drawn), "paper"), values
-
-
-_UNPROCESSED = (
-    "A model that was given already loaded is used as it is: preset 'paper' cannot fold its layer "
-    "norms. Give names or directories to have them loaded the paper's way."
-)
-_NO_PAPER = (
-    "The paper's number does not exist for this pair: its MLP similarity needs models of one width."
-)
-
-
-def _competence_warnings(influences: Mapping[str, Influence]) -> list[str]:
-    notes = []
-    for side, influence in influences.items():
-        if influence.competent:
-            continue
-        low, high = influence.clean_interval
-        notes.append(
-            f"The {side} {influence.model} does not do this task: its mean metric is "
-            f"{float(influence.clean.mean()):.3f} {influence.unit} [{low:.3f}, {high:.3f}], which "
-            "is not above 0. Its influences (in "
-            f"{influence.unit}, no percentages) say what moves its wrong answers, so the alignment "
-            "is not evidence that the student solves the task the teacher's way."
-        )
-    return notes
-
-
-def _sample_warnings(n: int, config: Mapping[str, Any]) -> list[str]:
-    notes = []
-    if n < FEW_PROMPTS:
-        notes.append(
-            f"Only {n} prompts: the numbers are rough and their intervals too narrow; take "
-            f"{FEW_PROMPTS} or more."
-        )
-    if config["positions"] == "labelled":
-        notes.append(
-            "The two tokenizers cut the prompts differently: components are compared at the "
-            "task's labelled positions only."
-        )
-    return notes
