@@ -125,14 +125,17 @@ def without_head(model: GPT2LMHeadModel, layer: int, head: int) -> GPT2LMHeadMod
 def gpt2_of_heads(**sizes: int) -> GPT2LMHeadModel:
     """A random GPT-2 without query, key and value biases, so that a head is its weights."""
     model = random_gpt2(**sizes)
-    for block in model.transformer.h:
-        block.attn.c_attn.bias.data.zero_()
+    for name, parameter in model.named_parameters():
+        if name.endswith("c_attn.bias"):
+            parameter.data.zero_()
     return model
 
 
 def head_weights(model: GPT2LMHeadModel, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of a layer's weights: [d_model, q k v, head, d_head], and [head, d_head, d_model]."""
-    attention = model.transformer.h[layer].attn
+    prefix = f"transformer.h.{layer}.attn"
     heads, width = model.config.n_head, model.config.n_embd
-    qkv = attention.c_attn.weight.data.view(width, 3, heads, width // heads)
-    return qkv, attention.c_proj.weight.data.view(heads, width // heads, width)
+    qkv = model.get_parameter(f"{prefix}.c_attn.weight").data.view(width, 3, heads, width // heads)
+    return qkv, model.get_parameter(f"{prefix}.c_proj.weight").data.view(
+        heads, width // heads, width
+    )

@@ -1,5 +1,6 @@
 """Similarity: on plain arrays, and of two models' components against loops written out in full."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -108,11 +109,11 @@ def slow_output(teacher: Components, student: Components, i: int, j: int, w: np.
         for r, p in enumerate(teacher.row_prompt.tolist()):
             for s, q in enumerate(teacher.row_prompt.tolist()):
                 if p != q:
-                    result += w[p] * w[q] * float(a[r] @ a[s]) * float(b[r] @ b[s])
+                    result += float(w[p] * w[q]) * float(a[r] @ a[s]) * float(b[r] @ b[s])
         return result
 
     x, y = teacher.features[i].double(), student.features[j].double()
-    return max(0.0, total(x, y) / np.sqrt(total(x, x) * total(y, y)))
+    return max(0.0, total(x, y) / math.sqrt(total(x, x) * total(y, y)))
 
 
 def slow_pattern(teacher: Components, student: Components, i: int, j: int, w: np.ndarray) -> float:
