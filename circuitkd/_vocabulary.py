@@ -1,0 +1,134 @@
+"""Which of a task's words the given tokenizers can use."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from circuitkd._task_schema import Template, pieces
+from circuitkd._tokenising import Misfit, Reader
+from circuitkd.tasks import Sentence, Task, TextPrompt
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class UsableWords:
+    """Words that every reader can use, and why others were left out.
+
+    ``usable``: word list -> its usable words, for lists whose words stand alone in every template.
+    Lists that are glued to other text (the digits of a year) are free; their prompts are judged
+    one by one. ``unknown``: words that some reader lacks, with the reason. ``lengths``: how many
+    tokens a usable word has for each reader.
+    """
+
+    usable: Mapping[str, frozenset[str]]
+    unknown: Mapping[str, str]
+    lengths: Mapping[str, tuple[int, ...]]
+
+    def of_lengths_in(self, clean: Sentence) -> dict[str, frozenset[str]]:
+        """``usable``, each list cut down to the lengths that its words have in ``clean``.
+
+        What replaces the words of ``clean`` must not move its tokens; of words that could only do
+        so none needs to be tried.
+        """
+        labelled = {clean.word(label) for label in clean.spans}
+        found = {}
+        for name, words in self.usable.items():
+            lengths = {self.lengths[word] for word in words & labelled}
+            fitting = {word for word in words if self.lengths[word] in lengths}
+            found[name] = frozenset(fitting) if lengths else words
+        return found
+
+    def keeps_lengths(self, prompt: TextPrompt) -> bool:
+        """Whether no labelled word is replaced by one of another length, as far as is known."""
+        return all(
+            self.lengths.get(prompt.clean.word(label)) == self.lengths.get(word)
+            for label in prompt.clean.spans
+            if (word := prompt.corrupted.word(label)) in self.lengths
+        )
+
+    def message(self) -> str:
+        """The words that do not work, as a sentence with a space after it; empty for none."""
+        if not self.unknown:
+            return ""
+        shown = "; ".join(list(self.unknown.values())[:_SHOWN])
+        more = len(self.unknown) - _SHOWN
+        return f"Words that do not work: {shown}{f'; and {more} more' if more > 0 else ''}. "
+
+
+def usable_words(task: Task, readers: Sequence[Reader]) -> UsableWords:
+    """The words of ``task`` (without variants) that all ``readers`` know.
+
+    Lists whose order means nothing (names, places) are cut down to the words of the commonest
+    token length, as long as half of the usable words and at least eight remain: prompts are
+    grouped by token positions, and a few long names would scatter them over many small groups.
+    Sequences keep all their words, whatever their length.
+    """
+    usable: dict[str, frozenset[str]] = {}
+    unknown: dict[str, str] = {}
+    known: dict[str, tuple[int, ...]] = {}
+    ordered = {slot.source for slot in task.slots.values() if slot.run is not None} | {
+        slot.source for slot in task.slots.values() if slot.reference is not None
+    }
+    for name in sorted(set(task.word_lists) - _glued(task)):
+        words = task.word_lists[name].words
+        found = _lengths(words, readers)
+        unknown.update({w: m.reason for w, m in found.items() if isinstance(m, Misfit)})
+        lengths = {w: length for w, length in found.items() if not isinstance(length, Misfit)}
+        usable[name] = frozenset(lengths if name in ordered else _of_one_length(lengths))
+        known.update(lengths)
+    return UsableWords(usable, unknown, known)
+
+
+def _lengths(
+    words: Sequence[str], readers: Sequence[Reader]
+) -> dict[str, tuple[int, ...] | Misfit]:
+    """How many tokens each word has for each reader, after another word and a space."""
+    result: dict[str, tuple[int, ...] | Misfit] = dict.fromkeys(words, ())
+    for reader in readers:
+        texts = [f"{word} {word}" for word in words]
+        for word, encoded in zip(words, reader.encode(texts), strict=True):
+            first = next(
+                (i for i, (_, stop) in enumerate(encoded.offsets) if stop > len(word) + 1),
+                len(encoded.ids),
+            )
+            flaw = reader.flaw_within(encoded, first, len(encoded.ids))
+            so_far = result[word]
+            if isinstance(so_far, Misfit):
+                continue
+            if flaw is not None:
+                result[word] = Misfit(f"{reader.name} {flaw}")
+            else:
+                result[word] = (*so_far, len(encoded.ids) - first)
+    return result
+
+
+def _of_one_length(lengths: Mapping[str, tuple[int, ...]]) -> list[str]:
+    if not lengths:
+        return []
+    commonest, number = Counter(lengths.values()).most_common(1)[0]
+    if number < 8 or 2 * number < len(lengths):
+        return list(lengths)
+    return [word for word, length in lengths.items() if length == commonest]
+
+
+def _glued(task: Task) -> set[str]:
+    """Lists with a slot that touches other letters or digits in some template."""
+    found: set[str] = set()
+    for template in task.templates:
+        for answer in (task.answer_of(template), task.distractor_of(template)):
+            found |= _glued_in(task, template, answer)
+    return found
+
+
+def _glued_in(task: Task, template: Template, answer: str) -> set[str]:
+    parts = pieces(template.text + answer)
+    found = set()
+    for i, (_, slot, _) in enumerate(parts):
+        if slot is None:
+            continue
+        before = parts[i - 1] if i else (" ", None, None)
+        after = parts[i + 1] if i + 1 < len(parts) else (" ", None, None)
+        if before[1] or after[1] or not before[0][-1].isspace() or after[0][0].isalnum():
+            found.add(task.slots[slot].source)
+    return found
