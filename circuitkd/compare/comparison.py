@@ -201,7 +201,7 @@ def compare(
         device: where models given by name run.
         dtype: of the weights of models given by name.
         checkpoint: keeps finished parts, so that an interrupted comparison goes on.
-        progress: called as ``progress(stage, done, total)``.
+        progress: called as ``progress(stage, done, total)``; total 0 where nobody knows it.
 
     Raises:
         InputError: a wrong argument, model, or task; before any long work.
@@ -214,7 +214,7 @@ def compare(
     _check(n, ablation, preset, draws)
     task = task if isinstance(task, Task) else load_task(task)
     processed = preset == "paper"
-    load = partial(load_model, device=device, dtype=dtype, processed=processed)
+    load = partial(_load, progress=progress, device=device, dtype=dtype, processed=processed)
     models = load(teacher), load(student)
     bos = "none" if processed and bos == "auto" else bos
     pair = task.sample_pair(*models, n, seed, variant=variant, bos=bos)
@@ -333,6 +333,16 @@ def _check(n: int, ablation: str, preset: str, draws: int) -> None:
         raise InputError(f"Unknown preset {preset!r}: choose one of {', '.join(PRESETS)}.")
     if draws < 0:
         raise InputError(f"draws={draws}: the number of bootstrap draws cannot be negative.")
+
+
+def _load(model: ModelLike, progress: Progress | None, **options: Any) -> TransformerBridge:
+    """`load_model` with a sign of life, for what is read from a disk or a network."""
+    if progress is None or not isinstance(model, str | Path):
+        return load_model(model, **options)
+    progress(f"Loading {model}", 0, 0)
+    loaded = load_model(model, **options)
+    progress(f"Loading {model}", 1, 1)
+    return loaded
 
 
 def _group_pairs(pair: tuple[Prompts, Prompts]) -> list[tuple[PromptGroup, PromptGroup]]:

@@ -37,7 +37,7 @@ def test_the_papers_number_hardly_depends_on_influence() -> None:
 
 def test_the_papers_number_by_hand() -> None:
     # Shares of the student 1/4, 3/4; of the teacher 1/2, 1/2.
-    assert paper_alignment([(1, -5, 0.8), (3, 5, 0.4)]) == pytest.approx(
+    assert paper_alignment([(-1, -5, 0.8), (3, 5, 0.4)]) == pytest.approx(
         (0.8 * 0.75 + 0.4 * 0.75) / 2
     )
 
