@@ -5,15 +5,16 @@ import json
 import numpy as np
 
 from circuitkd import _printing_tasks, printing
-from circuitkd._cli_support import ProgressBars, quiet_libraries, results
+from circuitkd._cli_support import import_libraries, quiet_libraries, results
 from circuitkd.tasks import load_task, task_names
 
 
 def list_models() -> None:
     """Print the bundled models and how to name others."""
-    with quiet_libraries(), ProgressBars() as progress:
-        progress("Getting ready", 0, 0)
-        from circuitkd.models import BUNDLED_DIRECTORY, FAMILIES, bundled_names
+    with quiet_libraries():
+        import_libraries()
+    from circuitkd.models import BUNDLED_DIRECTORY, FAMILIES, bundled_names
+
     configs = {
         name: json.loads((BUNDLED_DIRECTORY / name / "config.json").read_text())
         for name in bundled_names()
@@ -38,15 +39,14 @@ def show_task(
         results().print(_printing_tasks.text_samples_view(task, drawn))
         return
     task.with_variant(variant)
-    with quiet_libraries(), ProgressBars() as progress:
-        progress("Getting ready", 0, 0)
+    with quiet_libraries():
+        import_libraries()
         from circuitkd.models import load_model, tokenizer_of
 
-        progress.finish("Getting ready")
-        progress(f"Loading {model}", 0, 0)
         loaded = load_model(model)
         prompts = task.sample(loaded, n, seed, variant=variant, bos=bos)
-        pieces = tokenizer_of(loaded).decode
-    results().print(
-        _printing_tasks.token_samples_view(task, prompts, lambda token: pieces([token]))
+        tokenizer = tokenizer_of(loaded)
+    view = _printing_tasks.token_samples_view(
+        task, prompts, lambda token: str(tokenizer.decode([token]))
     )
+    results().print(view)

@@ -8,7 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from circuitkd._cli_support import ProgressBars, quiet_libraries, results, tell
+from circuitkd._cli_support import (
+    ProgressBars,
+    import_libraries,
+    quiet_libraries,
+    results,
+    tell,
+)
 from circuitkd.errors import InputError
 from circuitkd.tasks import Task, load_task
 
@@ -49,11 +55,10 @@ def run_score(
 ) -> None:
     """Compare and print; save where ``out`` says."""
     task = _checked(options)
-    with quiet_libraries(), ProgressBars() as progress:
-        progress("Getting ready", 0, 0)
+    with quiet_libraries():
+        import_libraries()
         _prepare(options.device, threads)
-        with _run_directory(out, options, task) as run:
-            progress.finish("Getting ready")
+        with _run_directory(out, options, task) as run, ProgressBars() as progress:
             result = _compare(options, task, run, batch_size, progress)
             if run is not None:
                 result.save(run.path)
@@ -98,14 +103,19 @@ def _prepare(device: str, threads: int | None) -> None:
 def _run_directory(
     out: Path | None, options: ScoreOptions, task: Task
 ) -> "Iterator[RunDirectory | None]":
-    """The run directory, when one is wanted; given back when the input proves impossible."""
+    """The run directory, when one is wanted; given back when the input proves impossible.
+
+    Finds (or fetches) both models in any case, so that a wrong name is told before anything runs.
+    """
+    from circuitkd.runs import RunDirectory, check_run_directory
+
+    if out is not None:
+        check_run_directory(out)
+    identity = _identity(options, task)
     if out is None:
         yield None
         return
-    from circuitkd.runs import RunDirectory, check_run_directory
-
-    check_run_directory(out)
-    with RunDirectory.open(out, _identity(options, task)) as run:
+    with RunDirectory.open(out, identity) as run:
         try:
             yield run
         except InputError:

@@ -57,11 +57,22 @@ def tell(kind: str, sentence: str, style: str) -> None:
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Keep what libraries say out of standard output, and their chatter out of standard error."""
-    for name in ("transformers", "transformer_lens", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def import_libraries() -> None:
+    """Import what loading a model needs, which takes seconds, and tell it to be quiet."""
+    with ProgressBars() as progress:
+        progress("Getting ready", 0, 0)
+        import transformers
+
+        import circuitkd.compare.comparison  # noqa: F401
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for name in ("transformer_lens", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class ProgressBars:
@@ -89,10 +100,6 @@ class ProgressBars:
         if stage not in self._stages:
             self._stages[stage] = self._progress.add_task(stage, total=total or None)
         self._progress.update(self._stages[stage], completed=done, total=total or None)
-
-    def finish(self, stage: str) -> None:
-        """Say that a stage without a bar is done."""
-        self(stage, 1, 1)
 
     def __enter__(self) -> "ProgressBars":
         self._progress.start()

@@ -44,7 +44,7 @@ def text_samples_view(task: Task, prompts: Sequence[TextPrompt]) -> RenderableTy
 def token_samples_view(
     task: Task, prompts: "Prompts", decode: Callable[[int], str]
 ) -> RenderableType:
-    """Sample prompts as one model reads them, in sampling order, tokens divided by ``|``.
+    """Sample prompts as one model reads them, in sampling order, tokens divided by a space.
 
     ``decode`` gives the text of one token; spaces in it are shown as ``·``.
     """
@@ -102,7 +102,7 @@ def _tokens(
         else Text(_visible(decode(token)))
         for place, token in enumerate(ids)
     ]
-    return Text("|", "dim").join(parts)
+    return Text(" ").join(parts)
 
 
 def _valid_endings(group: "PromptGroup", row: int, decode: Callable[[int], str]) -> tuple[str, ...]:
