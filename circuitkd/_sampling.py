@@ -245,10 +245,11 @@ class Sampler:
             reader.read_endings(prompt.clean.text, (*prompt.invalid, *prompt.valid), reading)
             for reader, reading in zip(self.readers, drawn.clean, strict=True)
         ]
+        for reader, tokens in zip(self.readers, offered, strict=True):
+            for ending in (prompt.correct, prompt.incorrect):
+                if ending not in tokens:
+                    return Misfit(f"{reader.name} has no token of its own for {ending!r}")
         usable = sorted(set.intersection(*(set(tokens) for tokens in offered)))
-        if prompt.correct not in usable or prompt.incorrect not in usable:
-            missing = prompt.incorrect if prompt.correct in usable else prompt.correct
-            return Misfit(f"not every tokenizer has a token of its own for the ending {missing!r}")
         endings = tuple((e, tuple(tokens[e] for tokens in offered)) for e in usable)
         return Drawn(prompt, drawn.clean, drawn.corrupted, endings)
 

@@ -1,14 +1,17 @@
 """Which of a task's words the given tokenizers can use."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from circuitkd._task_schema import Template, pieces
 from circuitkd._tokenising import Misfit, Reader
 from circuitkd.tasks import Sentence, Task, TextPrompt
 
 _SHOWN = 8
+
+Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -62,54 +65,60 @@ def usable_words(task: Task, readers: Sequence[Reader]) -> UsableWords:
     Lists whose order means nothing (names, places) are cut down to the words of the commonest
     token length, as long as half of the usable words and at least eight remain: prompts are
     grouped by token positions, and a few long names would scatter them over many small groups.
-    Sequences keep all their words, whatever their length.
+    Where a list's words may begin a text, their length there is made equal too, on the same
+    terms. Sequences keep all their words, whatever their length.
     """
     usable: dict[str, frozenset[str]] = {}
     unknown: dict[str, str] = {}
-    known: dict[str, tuple[int, ...]] = {}
+    lengths: dict[str, tuple[int, ...]] = {}
     ordered = {slot.source for slot in task.slots.values() if slot.run is not None} | {
         slot.source for slot in task.slots.values() if slot.reference is not None
     }
+    first = {pieces(template.text)[0][1] for template in task.templates}
+    begins = {slot.source for name, slot in task.slots.items() if name in first}
     for name in sorted(set(task.word_lists) - _glued(task)):
-        words = task.word_lists[name].words
-        found = _lengths(words, readers)
-        unknown.update({w: m.reason for w, m in found.items() if isinstance(m, Misfit)})
-        lengths = {w: length for w, length in found.items() if not isinstance(length, Misfit)}
-        usable[name] = frozenset(lengths if name in ordered else _of_one_length(lengths))
-        known.update(lengths)
-    return UsableWords(usable, unknown, known)
+        found = _lengths(task.word_lists[name].words, readers)
+        unknown.update({w: flaw.reason for w, flaw in found.items() if isinstance(flaw, Misfit)})
+        known = {w: size for w, size in found.items() if not isinstance(size, Misfit)}
+        lengths.update({w: within for w, (_, within) in known.items()})
+        if name not in ordered:
+            known = _of_one_length(known, itemgetter(1))
+            known = _of_one_length(known, itemgetter(0)) if name in begins else known
+        usable[name] = frozenset(known)
+    return UsableWords(usable, unknown, lengths)
 
 
-def _lengths(
-    words: Sequence[str], readers: Sequence[Reader]
-) -> dict[str, tuple[int, ...] | Misfit]:
-    """How many tokens each word has for each reader, after another word and a space."""
-    result: dict[str, tuple[int, ...] | Misfit] = dict.fromkeys(words, ())
+def _lengths(words: Sequence[str], readers: Sequence[Reader]) -> dict[str, Lengths | Misfit]:
+    """Each word's number of tokens at the start of a text and after a space, for each reader."""
+    result: dict[str, Lengths | Misfit] = dict.fromkeys(words, ((), ()))
     for reader in readers:
         texts = [f"{word} {word}" for word in words]
         for word, encoded in zip(words, reader.encode(texts), strict=True):
-            first = next(
+            second = next(
                 (i for i, (_, stop) in enumerate(encoded.offsets) if stop > len(word) + 1),
                 len(encoded.ids),
             )
-            flaw = reader.flaw_within(encoded, first, len(encoded.ids))
+            flaw = reader.flaw_within(encoded, second, len(encoded.ids))
             so_far = result[word]
             if isinstance(so_far, Misfit):
                 continue
             if flaw is not None:
                 result[word] = Misfit(f"{reader.name} {flaw}")
-            else:
-                result[word] = (*so_far, len(encoded.ids) - first)
+                continue
+            start, within = so_far
+            result[word] = (*start, second), (*within, len(encoded.ids) - second)
     return result
 
 
-def _of_one_length(lengths: Mapping[str, tuple[int, ...]]) -> list[str]:
-    if not lengths:
-        return []
-    commonest, number = Counter(lengths.values()).most_common(1)[0]
+def _of_one_length(
+    lengths: Mapping[str, Lengths], part: Callable[[Lengths], tuple[int, ...]]
+) -> Mapping[str, Lengths]:
+    """The words whose length (that ``part`` picks) is the commonest one, if they are enough."""
+    counts = Counter(part(each) for each in lengths.values())
+    commonest, number = max(counts.items(), key=itemgetter(1), default=((), 0))
     if number < 8 or 2 * number < len(lengths):
-        return list(lengths)
-    return [word for word, length in lengths.items() if length == commonest]
+        return lengths
+    return {word: each for word, each in lengths.items() if part(each) == commonest}
 
 
 def _glued(task: Task) -> set[str]:

@@ -288,7 +288,7 @@ def compared_positions(
     Raises:
         InputError: the groups hold different prompts.
     """
-    if teacher.texts != student.texts or list(teacher.positions) != list(student.positions):
+    if teacher.texts != student.texts or set(teacher.positions) != set(student.positions):
         raise InputError("The two groups hold different prompts: take both from one sample_pair.")
     pairs = _all_positions(teacher, student) or _labelled_positions(teacher, student)
     ours, theirs = (torch.tensor(list(side)) for side in zip(*pairs, strict=True))
