@@ -1,6 +1,6 @@
 """Drawing prompts from a task without variants: words for slots, then a corrupted twin."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -118,15 +118,15 @@ def draw_corruption(
     )
 
 
-def run_starts(
-    words: WordList, offsets: Collection[int], usable: Collection[str] | None
-) -> list[str]:
+def run_starts(words: WordList, offsets: Collection[int], usable: Collection[str]) -> list[str]:
     """First words of runs whose members at ``offsets`` all exist and are usable."""
-    allowed = words.words if usable is None else usable
+    n = len(words.words)
     return [
         start
-        for start in words.starts or words.words
-        if all(words.successor(start, offset) in allowed for offset in offsets)
+        for place, start in enumerate(words.words)
+        if (words.starts is None or start in words.starts)
+        and (words.cyclic or place + max(offsets) < n)
+        and all(words.words[(place + offset) % n] in usable for offset in offsets)
     ]
 
 
@@ -146,18 +146,21 @@ def needed_slots(spec: TaskSpec, template: Template) -> tuple[str, ...]:
     return tuple(names)
 
 
-def candidates(
-    spec: TaskSpec, slot: Slot, word: str, usable: Usable | None = None
-) -> tuple[str, ...]:
+def candidates(spec: TaskSpec, slot: Slot, word: str, usable: Usable | None) -> tuple[str, ...]:
     """The words that a slot with ``after`` or ``upto`` may take when its reference is ``word``."""
-    return tuple(_candidates(spec, slot, word, usable))
-
-
-def _candidates(spec: TaskSpec, slot: Slot, word: str, usable: Usable | None) -> Iterator[str]:
     words = spec.word_lists[slot.source].words
     cut = words.index(word) + 1
     found = words[cut:] if slot.after is not None else words[:cut]
-    return (each for each in found if _is_usable(slot.source, each, usable))
+    allowed = usable_words(spec, slot.source, usable)
+    return found if allowed is words else tuple(each for each in found if each in allowed)
+
+
+def usable_words(spec: TaskSpec, source: str, usable: Usable | None) -> tuple[str, ...]:
+    """The words of a list that may be used, in its order."""
+    words = spec.word_lists[source].words
+    if usable is None or source not in usable:
+        return words
+    return tuple(word for word in words if word in usable[source])
 
 
 def _draw_slots(
@@ -170,7 +173,7 @@ def _draw_slots(
         if not offsets:
             continue
         words = spec.word_lists[source]
-        starts = run_starts(words, offsets, None if usable is None else usable.get(source))
+        starts = run_starts(words, offsets, usable_words(spec, source, usable))
         start = _pick(spec, source, starts, rng)
         for name in names:
             slot = spec.slots[name]
@@ -201,10 +204,8 @@ def _free(
     compared = [spec.slots[other] for other in names if spec.slots[other].reference == name]
     return [
         word
-        for word in spec.word_lists[source].words
-        if word not in used
-        and _is_usable(source, word, usable)
-        and all(any(_candidates(spec, slot, word, usable)) for slot in compared)
+        for word in usable_words(spec, source, usable)
+        if word not in used and all(candidates(spec, slot, word, usable) for slot in compared)
     ]
 
 
@@ -225,11 +226,7 @@ def _draw_labels(
             avoid = avoid | set(drawn.values())
         if corruption.no_step is not None and label in corruption.no_step:
             avoid = avoid | _stepping(spec.word_lists[source], corruption.no_step, label, drawn)
-        options = [
-            word
-            for word in spec.word_lists[source].words
-            if word not in avoid and _is_usable(source, word, usable)
-        ]
+        options = [word for word in usable_words(spec, source, usable) if word not in avoid]
         if not options:
             return None
         drawn[label] = options[int(rng.integers(len(options)))]
@@ -271,54 +268,3 @@ def _pick(spec: TaskSpec, source: str, options: Collection[str], rng: np.random.
             "Add words to the task file, or use a tokenizer that has more of them."
         )
     return tuple(options)[int(rng.integers(len(options)))]
-
-
-def _is_usable(source: str, word: str, usable: Usable | None) -> bool:
-    return usable is None or source not in usable or word in usable[source]
-
-
-def answer_pairs(spec: TaskSpec) -> Iterator[tuple[str, str]]:
-    """All (correct, incorrect) pairs of ``spec``, each once; see ``Task.answer_pairs``."""
-    seen: set[tuple[str, str]] = set()
-    for template in spec.templates:
-        expressions = spec.answer_of(template), spec.distractor_of(template)
-        for slots in _fillings(spec, slots_in("".join(expressions))):
-            pair = _fill(expressions[0], slots), _fill(expressions[1], slots)
-            if pair not in seen:
-                seen.add(pair)
-                yield pair
-
-
-def _fillings(spec: TaskSpec, names: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Every way to fill the answer slots ``names`` together."""
-    references = {spec.slots[name].reference for name in names} - {None}
-    order = (*sorted(str(name) for name in references - set(names)), *names)
-
-    def extend(filled: dict[str, str], rest: tuple[str, ...]) -> Iterator[dict[str, str]]:
-        if not rest:
-            yield filled
-            return
-        for word in _options(spec, rest[0], filled, order):
-            yield from extend({**filled, rest[0]: word}, rest[1:])
-
-    yield from extend({}, order)
-
-
-def _options(
-    spec: TaskSpec, name: str, filled: Mapping[str, str], order: tuple[str, ...]
-) -> Collection[str]:
-    slot = spec.slots[name]
-    words = spec.word_lists[slot.source]
-    if slot.reference is not None:
-        return candidates(spec, slot, filled[slot.reference])
-    if slot.run is None:
-        used = {filled[other] for other in filled if spec.slots[other].source == slot.source}
-        return [word for word in words.words if word not in used]
-    for other, word in filled.items():
-        theirs = spec.slots[other]
-        if theirs.source == slot.source and theirs.run is not None:
-            found = words.successor(word, slot.run - theirs.run)
-            return [] if found is None else [found]
-    all_offsets = run_offsets(spec, slot.source, spec.slots)
-    starts = run_starts(words, all_offsets, None)
-    return [words.successor(start, slot.run) or "" for start in starts]

@@ -29,11 +29,13 @@ def read_task_file(path: Path, model: type[Spec]) -> Spec:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False)[0]
+        # A misspelt field is also a missing one; the misspelling is the better news.
+        found = error.errors(include_url=False)
+        details = min(found, key=lambda each: each["type"] != "extra_forbidden")
         location = _location(details)
+        line, shown = _place(node, location)
         raise TaskError(
-            f"{path}, line {_line(node, location)}, field {_field(location)}: "
-            f"{_message(details, location, model)}."
+            f"{path}, line {line}, field {_field(shown)}: {_message(details, location, model)}."
         ) from error
 
 
@@ -76,19 +78,25 @@ def _location(details: ErrorDetails) -> Location:
     return (*location, *error.location) if isinstance(error, LocatedError) else location
 
 
-def _line(node: yaml.Node, location: Location) -> int:
-    """The line of the deepest part of ``location`` that the file has."""
-    line = node.start_mark.line
+def _place(node: yaml.Node, location: Location) -> tuple[int, Location]:
+    """The line of the deepest part of ``location`` that the file has, and its path in the file.
+
+    The two differ where the file is shorter than the model: a list of words stands for
+    ``{words: [...]}``, and a template's text for ``{text: ...}``.
+    """
+    line, shown = node.start_mark.line, []
     for part in location:
         if isinstance(node, yaml.MappingNode):
-            found = [pair for pair in node.value if pair[0].value == str(part)]
-            if not found:
-                continue
-            line, node = found[0][0].start_mark.line, found[0][1]
+            shown.append(part)
+            for key, value in node.value:
+                if key.value == str(part):
+                    line, node = key.start_mark.line, value
+                    break
         elif isinstance(node, yaml.SequenceNode) and part in range(len(node.value)):
+            shown.append(part)
             node = node.value[int(part)]
             line = node.start_mark.line
-    return line + 1
+    return line + 1, tuple(shown)
 
 
 def _field(location: Location) -> str:

@@ -7,7 +7,7 @@ the text is the business of ``circuitkd.prompts``.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -19,7 +19,6 @@ from circuitkd._task_draw import (
     Sentence,
     TextPrompt,
     Usable,
-    answer_pairs,
     draw_corruption,
     draw_prompt,
 )
@@ -92,13 +91,6 @@ class Task(TaskSpec):
     ) -> TextPrompt:
         """The same clean prompt with a freshly drawn corruption."""
         return draw_corruption(self.with_variant(prompt.variant), prompt, rng, usable)
-
-    def answer_pairs(self, variant: str | None = None) -> Iterable[tuple[str, str]]:
-        """All (correct, incorrect) pairs that can occur, each once, leading spaces included.
-
-        Lazy: a task that draws both from one list of k words has k (k - 1) of them.
-        """
-        return answer_pairs(self.with_variant(variant))
 
     def sample(
         self,
