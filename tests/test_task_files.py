@@ -67,7 +67,8 @@ def test_a_file_of_ones_own_makes_prompts(task_file):
         ("black]", "red]", 7, "words.colours[3]", "listed twice"),
         ("black]", '" black"]', 7, "words.colours[3]", "without spaces around it"),
         ("A: {from: colours}", "A: {from: colors}", 9, "slots.A.from", "allowed: colours"),
-        ("A: {from: colours}", "A: {of: colours}", 9, "slots.A.from", "missing"),
+        ("A: {from: colours}", "A: {of: colours}", 9, "slots.A.of", "allowed: from, run"),
+        ("A: {from: colours}", "A: {run: 0}", 9, "slots.A.from", "missing"),
         ("A: {from: colours}", "A: {from: colours, run: x}", 9, "slots.A.run", "integer"),
         (
             "A: {from: colours}",
