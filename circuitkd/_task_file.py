@@ -51,25 +51,32 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
         raise TaskError(f"{path}{line}: this is not YAML ({problem}).") from error
     if not isinstance(node, yaml.MappingNode):
         raise TaskError(f"{path}, line 1: a task file is a YAML mapping of fields to values.")
-    _refuse_duplicates(path, node, ())
+    _refuse_duplicates(path, node)
     return node, data
 
 
-def _refuse_duplicates(path: Path, node: yaml.Node, location: Location) -> None:
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            here = (*location, str(key.value))
-            if here[-1] in seen:
-                raise TaskError(
-                    f"{path}, line {key.start_mark.line + 1}, field {_field(here)}: it is given "
-                    "twice; allowed: once."
-                )
-            seen.add(here[-1])
-            _refuse_duplicates(path, value, here)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            _refuse_duplicates(path, value, (*location, index))
+def _refuse_duplicates(path: Path, root: yaml.Node) -> None:
+    # Aliases may repeat a node, many times over or inside itself: each is looked at once.
+    waiting: list[tuple[yaml.Node, Location]] = [(root, ())]
+    visited: set[int] = set()
+    while waiting:
+        node, location = waiting.pop()
+        if id(node) in visited:
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(value, (*location, index)) for index, value in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                here = (*location, str(key.value))
+                if here[-1] in keys:
+                    raise TaskError(
+                        f"{path}, line {key.start_mark.line + 1}, field {_field(here)}: it is "
+                        "given twice; allowed: once."
+                    )
+                keys.add(here[-1])
+                waiting.append((value, here))
 
 
 def _location(details: ErrorDetails) -> Location:

@@ -178,7 +178,7 @@ class Variant(_Model):
 
 
 class TaskSpec(_Model):
-    """Everything a task file says; ``circuitkd.tasks.Task`` adds drawing to it."""
+    """Everything a task file says; ``circuitkd.tasks.Task`` adds checks and drawing to it."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     title: str = Field(min_length=1)
@@ -193,13 +193,6 @@ class TaskSpec(_Model):
     corruption: Corruption
     templates: Templates = Field(min_length=1)
     variants: Mapping[str, Variant] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check(self) -> "TaskSpec":
-        from circuitkd._task_checks import check_task
-
-        check_task(self)
-        return self
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import model_validator
 
+from circuitkd._task_checks import check_task
 from circuitkd._task_draw import (
     Sentence,
     TextPrompt,
@@ -45,6 +47,11 @@ class Task(TaskSpec):
     >>> prompt.correct == " " + prompt.clean.word("IO")
     True
     """
+
+    @model_validator(mode="after")
+    def _check(self) -> "Task":
+        check_task(self)
+        return self
 
     def with_variant(self, variant: str | None) -> "Task":
         """The task with a variant's changes made; the task itself for None.

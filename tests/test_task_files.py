@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from circuitkd.errors import TaskError
-from circuitkd.tasks import load_task
+from circuitkd.tasks import load_task, tasks_directory
 
 COLOURS = """\
 name: colours
@@ -41,6 +41,13 @@ def task_file(tmp_path: Path):
         return path
 
     return write
+
+
+def test_the_example_of_the_format_is_a_task(task_file):
+    text = (tasks_directory() / "README.md").read_text(encoding="utf-8")
+    task = load_task(task_file(text.split("```yaml\n")[1].split("```")[0]))
+    prompt = task.draw(np.random.default_rng(0), variant="unseen_names")
+    assert prompt.correct == " " + prompt.clean.word("OWNER")
 
 
 def changed(old: str, new: str) -> str:
@@ -180,11 +187,19 @@ def test_words_that_yaml_would_change_stay_words(task_file):
         (COLOURS + "name: again\n", "line 22, field name.*twice"),
         ("name: !!python/object/apply:os.getcwd []\n", "field name"),
         ("name: &a {x: *a}\n", "not YAML|field name"),
+        ("description: {x: 1, x: 2}\n", r"line 1, field description\.x.*twice"),
     ],
 )
 def test_what_is_no_task_file_is_refused(task_file, text: str, message: str):
     with pytest.raises(TaskError, match=message):
         load_task(task_file(text))
+
+
+def test_aliases_of_aliases_are_looked_at_once(task_file):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    with pytest.raises(TaskError, match="no such field"):
+        load_task(task_file("\n".join(lines)))
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
