@@ -23,7 +23,7 @@ MEAN_PROMPTS = 64
 """Corrupted prompts drawn for each group's means."""
 RECORRUPTIONS = 20
 """How often a corruption that does not fit is drawn anew before the whole prompt is."""
-REJECTIONS = 500
+REJECTIONS = 256
 """Prompts that may fail one after the other before a task is said not to fit."""
 MEAN_TRIES = 512
 """Most prompts that are drawn of one template for the means of its groups."""
@@ -109,16 +109,16 @@ class Sampler:
         found: dict[Shape, list[Drawn]] = {shape: [] for shape in shapes}
         open_shapes = set(shapes)
         stream = self._stream((_MEAN_STREAM, template), template, endings=False)
-        for number, drawn in enumerate(islice(stream, MEAN_TRIES)):
-            if number == RARE_AFTER:
-                expected = MEAN_TRIES // RARE_AFTER
-                open_shapes -= {s for s, own in found.items() if len(own) * expected < MEAN_PROMPTS}
-            if not open_shapes:
-                break
+        for number, drawn in enumerate(islice(stream, MEAN_TRIES), start=1):
             if isinstance(drawn, Drawn) and (shape := drawn.key[:2]) in open_shapes:
                 found[shape].append(drawn)
                 if len(found[shape]) == MEAN_PROMPTS:
                     open_shapes.remove(shape)
+            if number == RARE_AFTER:
+                rest = MEAN_TRIES // RARE_AFTER
+                open_shapes -= {s for s, own in found.items() if len(own) * rest < MEAN_PROMPTS}
+            if not open_shapes:
+                break
         return found
 
     def _corruptions(self, prompts: Sequence[Drawn], n: int, stream: int) -> list[Drawn]:

@@ -41,20 +41,31 @@ class Reading:
         positions: (label, index into ``ids``) of every labelled word's last token, and of ``END``.
         correct: the first token of the correct answer that the incorrect one does not share.
         incorrect: the same the other way round.
-        spans: the characters of the text that each token reads, without the space around them;
-            ``NO_SPAN`` for a special token.
+        text: the sentence.
+        offsets: the characters of ``text`` that each token covers; ``NO_SPAN`` for special tokens.
     """
 
     ids: tuple[int, ...]
     positions: tuple[tuple[str, int], ...]
     correct: int
     incorrect: int
-    spans: tuple[tuple[int, int], ...]
+    text: str
+    offsets: tuple[tuple[int, int], ...]
 
     @property
     def shape(self) -> tuple[int, tuple[tuple[str, int], ...]]:
         """What prompts of one group have in common: length and labelled positions."""
         return len(self.ids), self.positions
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """``offsets`` without the white space around the words, which tokenizers count or not."""
+        spans = []
+        for start, stop in self.offsets:
+            word = self.text[max(start, 0) : max(stop, 0)]
+            start += len(word) - len(word.lstrip())
+            spans.append((start, start + len(word.strip())))
+        return spans
 
 
 @dataclass(frozen=True)
@@ -113,16 +124,18 @@ class Reader:
             )
         offsets = encoding.offsets
         first = 0
-        while first < len(ids) and self._is_own_start(text, ids[first], offsets[first]):
+        while (
+            first < len(ids)
+            and ids[first] in self.starts
+            and self._is_spelt(text, ids[first], offsets[first])
+        ):
             first += 1
         begin = offsets[first - 1][1] if first else 0
         return Encoded(text, tuple(ids[first:]), tuple(offsets[first:]), begin)
 
-    def _is_own_start(self, text: str, token: int, span: tuple[int, int]) -> bool:
-        """Whether a token is a BOS that the text itself spells out (not an unknown word)."""
-        return token in self.starts and _cut(text, span).strip() == self.tokenizer.id_to_token(
-            token
-        )
+    def _is_spelt(self, text: str, token: int, span: tuple[int, int]) -> bool:
+        """Whether the text itself spells a token out: it does not stand for an unknown word."""
+        return _cut(text, span).strip() == self.tokenizer.id_to_token(token)
 
     def read(self, questions: Sequence[Question]) -> list[Reading | Misfit]:
         """Each question as the model reads it, or why this tokenizer cannot pose it."""
@@ -138,7 +151,9 @@ class Reader:
     ) -> Reading | Misfit:
         length = _shared_length(correct.ids, incorrect.ids)
         flaw = (
-            self._flaw_before(len(question.sentence.text), correct, length)
+            correct.flaw_of_length()
+            or incorrect.flaw_of_length()
+            or self._flaw_before(len(question.sentence.text), correct, length)
             or self._flaw_of_answer(correct, length)
             or self._flaw_of_answer(incorrect, length)
         )
@@ -156,10 +171,11 @@ class Reader:
             positions=tuple(sorted(positions.items())),
             correct=correct.ids[length],
             incorrect=incorrect.ids[length],
-            spans=(
-                *(NO_SPAN for _ in self.prefix),
-                *(_trim(correct.text, span) for span in correct.offsets[:length]),
-                *(NO_SPAN for _ in self.suffix),
+            text=question.sentence.text,
+            offsets=(
+                *[NO_SPAN] * len(self.prefix),
+                *correct.offsets[:length],
+                *[NO_SPAN] * len(self.suffix),
             ),
         )
 
@@ -196,8 +212,6 @@ class Reader:
             if token in self.unknown:
                 return f"does not know {encoded.text[start:stop].strip()!r}"
             end = max(end, stop)
-        if last == len(encoded.ids) and encoded.text[end:].strip():
-            return f"has no token for {encoded.text[end:].strip()!r}"
         return None
 
     def read_endings(self, text: str, endings: Sequence[str], reading: Reading) -> dict[str, int]:
@@ -231,6 +245,12 @@ class Encoded:
     def end(self, length: int) -> int:
         """Where in the text its first ``length`` tokens end."""
         return self.offsets[length - 1][1] if length else self.begin
+
+    def flaw_of_length(self) -> str | None:
+        """A tokenizer may drop what it does not know; its tokens then end before the text does."""
+        if self.text[self.end(len(self.ids)) :].strip():
+            return f"drops some letters of {self.text!r}"
+        return None
 
     def token_text(self, index: int) -> str:
         """The characters that a token covers."""
@@ -339,13 +359,6 @@ def _last_token(offsets: Sequence[tuple[int, int]], span: tuple[int, int]) -> in
         if start < span[1] and stop > span[0]:
             return index
     return None
-
-
-def _trim(text: str, span: tuple[int, int]) -> tuple[int, int]:
-    """``span`` without the white space at its ends; white space alone becomes its end."""
-    word = _cut(text, span)
-    start = span[0] + len(word) - len(word.lstrip())
-    return start, start + len(word.strip())
 
 
 def _cut(text: str, span: tuple[int, int]) -> str:

@@ -98,7 +98,7 @@ def _lengths(words: Sequence[str], readers: Sequence[Reader]) -> dict[str, Lengt
                 (i for i, (_, stop) in enumerate(encoded.offsets) if stop > len(word) + 1),
                 len(encoded.ids),
             )
-            flaw = reader.flaw_within(encoded, second, len(encoded.ids))
+            flaw = encoded.flaw_of_length() or reader.flaw_within(encoded, second, len(encoded.ids))
             so_far = result[word]
             if isinstance(so_far, Misfit):
                 continue

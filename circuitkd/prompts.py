@@ -122,8 +122,8 @@ class Prompts:
         different = len(set(self.texts))
         repeats = "" if different == len(self) else f" ({different} different ones)"
         head = (
-            f"{len(self)} prompts{repeats} of task {self.task}{variant}, seed {self.seed}, "
-            f"BOS {self.bos or 'none'}, in {len(self.groups)} groups:"
+            f"{_number(len(self), 'prompt')}{repeats} of task {self.task}{variant}, "
+            f"seed {self.seed}, BOS {self.bos or 'none'}, in {_number(len(self.groups), 'group')}:"
         )
         return "\n".join([head, *(f"  {group!r}\n    {group.texts[0]}" for group in self.groups)])
 
@@ -132,9 +132,14 @@ class Prompts:
         span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         variant = f", variant={self.variant!r}" if self.variant else ""
         return (
-            f"Prompts(task={self.task!r}{variant}, {len(self)} prompts in {len(self.groups)} "
-            f"groups, {span} tokens, bos={self.bos!r}, seed={self.seed})"
+            f"Prompts(task={self.task!r}{variant}, {_number(len(self), 'prompt')} in "
+            f"{_number(len(self.groups), 'group')}, {span} tokens, bos={self.bos!r}, "
+            f"seed={self.seed})"
         )
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def sample(
