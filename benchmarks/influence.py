@@ -15,8 +15,9 @@ and peak memory over what model, residual stream and one batch take.
 """
 
 import argparse
-import resource
+import gc
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -33,9 +34,12 @@ from circuitkd.prompts import PromptGroup, Prompts
 PROMPTS, LENGTH = 64, 23
 
 
-def gpt2_small() -> TransformerBridge:
+def random_gpt2(**sizes: int) -> TransformerBridge:
+    """A random model, by default of GPT-2 small's size, loaded as a released one would be."""
     torch.manual_seed(0)
-    return ckd.load_model(GPT2LMHeadModel(GPT2Config()).eval())
+    with tempfile.TemporaryDirectory() as directory:
+        GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(directory)
+        return ckd.load_model(directory)
 
 
 def random_prompts(vocabulary: int) -> Prompts:
@@ -140,13 +144,15 @@ def gemm_flops(model: TransformerBridge) -> float:
     return total
 
 
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def memory_bytes(what: str) -> int:
+    """VmRSS (resident now) or VmHWM (its peak since the last reset), Linux only."""
+    with open("/proc/self/status") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith(what))
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def reset_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -155,21 +161,19 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def memory(model: TransformerBridge, before: int) -> str:
-    weights = {
-        p.data_ptr(): p.numel() * p.element_size() for p in model.original_model.parameters()
-    }
+def memory(model: TransformerBridge, used: int) -> str:
+    parameters = model.original_model.parameters()
+    weights = {weight.data_ptr(): weight.numel() * weight.element_size() for weight in parameters}
     cfg = model.cfg
     stream = cfg.n_layers * PROMPTS * LENGTH * cfg.d_model * 4
     rows = rows_per_batch(model, LENGTH, None)
     batch = rows * LENGTH * (2 * cfg.d_mlp + 6 * cfg.d_model) * 4
     allowed = sum(weights.values()) + stream + batch
-    used = peak_bytes() - before
     mega = 1 / 2**20
     return (
-        f"peak resident memory above the libraries' own: {used * mega:.0f} MiB; model "
-        f"{sum(weights.values()) * mega:.0f} + residual stream {stream * mega:.0f} + one batch "
-        f"{batch * mega:.0f} = {allowed * mega:.0f} MiB; ratio {used / allowed:.2f} (allowed 1.5)"
+        f"peak resident memory of node_influence, above the libraries' own: {used * mega:.0f} MiB; "
+        f"model {sum(weights.values()) * mega:.0f} + residual stream {stream * mega:.0f} + one "
+        f"batch {batch * mega:.0f} = {allowed * mega:.0f} MiB; ratio {used / allowed:.2f}"
     )
 
 
@@ -182,12 +186,15 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, {arguments.threads} threads, {PROMPTS} x {LENGTH} tokens")
 
-    before = resident_bytes()
-    model = gpt2_small()
+    ckd.node_influence(tiny := random_gpt2(n_layer=1, n_embd=48), random_prompts(tiny.cfg.d_vocab))
+    before = memory_bytes("VmRSS")
+    model = random_gpt2()
     prompts = random_prompts(model.cfg.d_vocab)
     group = prompts.groups[0]
+    gc.collect()
+    reset_peak()
     ours = ckd.node_influence(model, prompts)
-    print(memory(model, before))
+    print(memory(model, memory_bytes("VmHWM") - before))
 
     nodes = component_nodes_of(model)
     step = len(nodes) / arguments.nodes
