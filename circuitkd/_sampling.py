@@ -204,7 +204,7 @@ class Sampler:
         for last in (*(False for _ in range(RECORRUPTIONS)), True):
             for i, readings in self._read(pending, "corrupted").items():
                 prompt = pending.pop(i)
-                result[i] = _pair(prompt, clean[i], readings)
+                result[i] = pair_of(prompt, clean[i], readings)
                 if last or isinstance(result[i], Drawn):
                     continue
                 again = self._recorrupt(prompt, rngs[i])
@@ -254,7 +254,7 @@ class Sampler:
         return Drawn(prompt, drawn.clean, drawn.corrupted, endings)
 
 
-def _pair(
+def pair_of(
     prompt: TextPrompt, clean: tuple[Reading, ...], corrupted: tuple[Reading, ...] | Misfit
 ) -> Drawn | Misfit:
     """The prompt, if its corrupted side is read in the clean side's shape with its answers."""

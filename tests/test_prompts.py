@@ -1,7 +1,9 @@
 """Prompts: what a model reads is the text, and the answers are what follows it."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from prompt_samples import (
@@ -22,6 +24,8 @@ from prompt_samples import (
 from tokenizers_for_tests import byte_level, llama_like, words_of
 from transformers import PreTrainedTokenizerFast
 
+from circuitkd._sampling import Drawn, pair_of
+from circuitkd._tokenising import Misfit, Reading
 from circuitkd.errors import InputError, VocabularyError
 from circuitkd.prompts import compared_positions, tokenised
 from circuitkd.tasks import Task, task_names
@@ -170,6 +174,27 @@ class TestCorruption:
                 assert (
                     len({tuple(word in short for word in words.values()) for words in found}) == 1
                 )
+
+    def test_nor_may_it_where_a_word_has_another_length_at_the_start_of_a_text(self) -> None:
+        # All are one token after a space; without one only the first three are.
+        names = NAMES[:6]
+        task = naming_task(names, templates=["{IO} and {S:S1} met, and {S:S2} smiled at"])
+        known = [*names[:3], "and", "met", "smiled", "at"]
+        tokenizer = byte_level(known, only_after_space=names)
+        prompts = sample(task, tokenizer, n=20)
+        assert len({group.clean.shape[1] for group in prompts.groups}) > 1
+        for group in prompts.groups:
+            for text, other in zip(group.texts, group.corrupted_texts, strict=True):
+                first, second = text.split()[0], other.split()[0]
+                assert len(tokenizer(first)["input_ids"]) == len(tokenizer(second)["input_ids"])
+
+    def test_the_same_answers_must_follow_it(self) -> None:
+        clean = Reading((0, 1), (("END", 1),), 7, 8, "to", ((0, 1), (1, 2)))
+        prompt = naming_task().draw(np.random.default_rng(0))
+        assert isinstance(pair_of(prompt, (clean,), (clean,)), Drawn)
+        for change in ({"correct": 9}, {"incorrect": 9}):
+            other = replace(clean, **change)
+            assert isinstance(pair_of(prompt, (clean,), (other,)), Misfit)
 
     def test_a_task_without_a_corruption_of_equal_length_is_refused(self) -> None:
         # The two long names are needed together, and no third could replace them.

@@ -30,12 +30,14 @@ def words_of(*tasks: Task) -> tuple[str, ...]:
     return tuple(word for word in found if word.isascii())
 
 
-def byte_level(words: Sequence[str], *, adds_bos: bool = False) -> PreTrainedTokenizerFast:
+def byte_level(
+    words: Sequence[str], *, adds_bos: bool = False, only_after_space: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """GPT-2's kind: " Mary" and " 5" are one token, a year is " 17" and "32"; no BOS by itself."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     # Capitals first: what begins with one cannot be taken apart by a merge inside another word.
     alone = sorted((word for word in words if word[0].isalpha()), key=str.islower)
-    merges = _chains([*(f"Ġ{word}" for word in words), *PAIRS, *alone])
+    merges = _chains([*(f"Ġ{word}" for word in (*words, *only_after_space)), *PAIRS, *alone])
     vocab = _numbered(["<|endoftext|>", *alphabet, *(a + b for a, b in merges)])
     core = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
