@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEACHER, STUDENT = "bright_blue", "dark_orange"
 
 _STRONGEST = 8
-_MOST_LISTED = 6
+_MOST_LISTED = 8
 _BAR = 12
 
 
@@ -36,7 +36,9 @@ def comparison_view(result: "Comparison") -> RenderableType:
         "",
         *_matches_lines(result),
         "",
-        _restructuring_lines(result),
+        *_restructuring_lines(result),
+        "",
+        Text("In brackets: 95 % intervals over prompts.", "dim"),
     )
 
 
@@ -69,8 +71,8 @@ def _performance_table(result: "Comparison") -> Table:
 
 
 def _percentages(model: "Performance") -> str:
-    low, high = model.accuracy_low, model.accuracy_high
-    return f"{_percent(model.accuracy)} [{_percent(low)}, {_percent(high)}]"
+    low, high = 100 * model.accuracy_low, 100 * model.accuracy_high
+    return f"{100 * model.accuracy:.0f} [{low:.0f}, {high:.0f}] %"
 
 
 def _alignment_lines(result: "Comparison") -> Table:
@@ -79,12 +81,12 @@ def _alignment_lines(result: "Comparison") -> Table:
     ours = (
         Text("circuit alignment", "bold"),
         Text(value, "bold"),
-        Text("0: nothing alike, 1: the same circuit; 95 % interval over prompts", "dim"),
+        Text("0 unrelated, 1 the same circuit", "dim"),
     )
     theirs = (
         Text("paper's formula"),
         Text("–" if paper is None else _interval(paper.value, paper.low, paper.high)),
-        Text("for comparison with published numbers only: high for most pairs", "dim"),
+        Text("for continuity only: high for most pairs", "dim"),
     )
     grid = Table.grid(padding=(0, 2))
     for row in (theirs, ours) if result.config["preset"] == "paper" else (ours, theirs):
@@ -93,30 +95,28 @@ def _alignment_lines(result: "Comparison") -> Table:
 
 
 def _matches_lines(result: "Comparison") -> list[RenderableType]:
-    matches = result.matches
-    table = _table("teacher", "student", "similarity", "influence", "of teacher", "of student")
-    for column in table.columns[2:]:
-        column.justify = "right"
-    shown = matches.head(_STRONGEST)
-    for row in shown.to_dict(orient="records"):
+    threshold = result.restructuring.threshold
+    matches = result.matches[result.matches["similarity"] >= threshold]
+    table = _table("teacher", "student", "similarity", "", "influence")
+    table.columns[-1].justify = "right"
+    for row in _rows(matches.head(_STRONGEST)):
+        low, high = row.get("similarity_low"), row.get("similarity_high")
         table.add_row(
             Text(f"T {_label(row['teacher'])}", TEACHER),
             Text(f"S {_label(row['student'])}", STUDENT),
-            Text.assemble((_bar(row["similarity"]), "dim"), f" {row['similarity']:.2f}"),
+            _interval(row["similarity"], low, high),
+            Text(_bar(row["similarity"]), "dim"),
             _percent(row["mass"]),
-            _percent(row["teacher_share"]),
-            _percent(row["student_share"]),
         )
-    title = Text("strongest matched pairs", "bold")
-    rest = len(matches) - len(shown)
-    if rest <= 0:
-        return [title, table]
-    mass = float(matches["mass"].iloc[len(shown) :].sum())
-    more = f"… and {rest} more, with {_percent(mass)} of the influence"
-    return [title, table, Text(more, "dim")]
+    found = float(matches["mass"].sum())
+    title = Text.assemble(
+        ("strongest matched pairs", "bold"),
+        (f"; {len(matches)} pairs carry {_percent(found)} of the influence", "dim"),
+    )
+    return [title, table]
 
 
-def _restructuring_lines(result: "Comparison") -> Table:
+def _restructuring_lines(result: "Comparison") -> list[RenderableType]:
     changed = result.restructuring
     merges = [
         Text.assemble(_teachers(row["teachers"]), " → ", _students([row["student"]]))
@@ -127,16 +127,17 @@ def _restructuring_lines(result: "Comparison") -> Table:
         for row in _rows(changed.splits)
     ]
     drops = [
-        Text.assemble(
-            _teachers([row["teacher"]]),
-            f" lost {_percent(row['lost'])} of its {_percent(row['share'])}",
-        )
+        Text.assemble(_teachers([row["teacher"]]), f" {_percent(row['lost'])}")
         for row in _rows(changed.drops)
     ]
     grid = Table.grid(padding=(0, 2))
     for name, entries in (("merged", merges), ("split", splits), ("dropped", drops)):
         grid.add_row(Text(name, "bold"), _listed(entries))
-    return grid
+    meaning = (
+        f"dropped: {_percent(changed.lost)} of the teacher's influence has no counterpart in the "
+        f"student (similarity under {changed.threshold:g})"
+    )
+    return [grid, Text(meaning, "dim")] if drops else [grid]
 
 
 def _listed(entries: Sequence[Text]) -> Text:

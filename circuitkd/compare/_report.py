@@ -58,7 +58,9 @@ def as_plain_data(result: "Comparison") -> dict[str, Any]:
         **{side: _performance_data(value) for side, value in result.performance.items()},
         "matches": _records(result.matches),
         "merges": _records(result.restructuring.merges),
+        "splits": _records(result.restructuring.splits),
         "drops": _records(result.restructuring.drops),
+        "warnings": list(result.warnings),
         "config": dict(result.config),
         "versions": dict(result.versions),
     }
@@ -70,7 +72,10 @@ def _performance_data(performance: "Performance") -> dict[str, Any]:
         "metric_mean": performance.mean,
         "metric_low": performance.low,
         "metric_high": performance.high,
+        "unit": performance.unit,
         "accuracy": performance.accuracy,
+        "accuracy_low": performance.accuracy_low,
+        "accuracy_high": performance.accuracy_high,
         "competent": performance.competent,
     }
 

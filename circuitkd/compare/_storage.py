@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "circuitkd.comparison/1"
 _TEXTS, _NUMBERS = "comparison.json", "comparison.safetensors"
-_TABLES = ("similarity", "paper_similarity", "plan")
+_TABLES = ("similarity", "similarity_low", "similarity_high", "paper_similarity", "plan")
 _ABOUT_INFLUENCE = ("model", "task", "variant", "bos", "ablation", "metric")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
+from scipy.stats import binomtest
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel
@@ -43,7 +44,7 @@ from circuitkd.compare.matching import (
 )
 from circuitkd.compare.similarity import component_similarity, paper_similarity, same_kind
 from circuitkd.errors import InputError
-from circuitkd.metrics import bootstrap_interval, bootstrap_weights
+from circuitkd.metrics import bootstrap_weights, percentile_interval
 from circuitkd.models import load_model
 from circuitkd.prompts import PromptGroup, Prompts, compared_positions
 from circuitkd.runs import NO_CHECKPOINT, Checkpoint, ScopedCheckpoint, versions
@@ -61,7 +62,8 @@ class Performance:
     """How well a model does the task, before anything is ablated.
 
     ``mean``, ``low``, ``high``: the clean metric and its 95 % bootstrap interval over prompts, in
-    ``unit``. ``competent``: whether that interval lies above 0.
+    ``unit``. ``accuracy`` has a Wilson interval, which does not collapse at 100 %. ``competent``:
+    whether the metric's interval lies above 0.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Comparison:
         paper_alignment: the published formula; ``None`` where it does not exist (see warnings).
         influences: ``Influence`` of ``"teacher"`` and ``"student"``, prompt by prompt.
         similarity: teacher nodes × student nodes, in [0, 1].
+        similarity_low, similarity_high: its 95 % bootstrap interval over prompts, pair by pair;
+            ``None`` where nothing was resampled.
         paper_similarity: the same by the paper's measures, or ``None``.
         plan: the transport plan, teacher nodes × student nodes; sums to 1.
         warnings: what a reader of the numbers must know, in words.
@@ -96,6 +100,8 @@ class Comparison:
     paper_alignment: Alignment | None
     influences: Mapping[str, Influence]
     similarity: pd.DataFrame
+    similarity_low: pd.DataFrame | None
+    similarity_high: pd.DataFrame | None
     paper_similarity: pd.DataFrame | None
     plan: pd.DataFrame
     warnings: tuple[str, ...]
@@ -111,7 +117,9 @@ class Comparison:
     def matches(self) -> pd.DataFrame:
         """Matched pairs, most mass first: by transport, or by the paper's rule in preset ``paper``.
 
-        Columns: teacher, student, kind, similarity, mass, teacher_share, student_share.
+        Columns: teacher, student, kind, similarity (with similarity_low and similarity_high where
+        it was resampled), mass, teacher_share, student_share. Mass that moves at a similarity below
+        the threshold of ``restructuring`` is no match but a loss.
         """
         if self.config["preset"] == "paper" and self.paper_similarity is not None:
             return self.matched("argmax", self.paper_similarity)
@@ -126,7 +134,13 @@ class Comparison:
         plan = self.plan.to_numpy()
         if method != "transport" or similarity is not None:
             plan = match(p, q, values, method, kinds)
-        return matches_frame(plan, values, p, q, left, right)
+        frame = matches_frame(plan, values, p, q, left, right)
+        if similarity is None and self.similarity_low is not None:
+            for end in ("low", "high"):
+                table: pd.DataFrame = getattr(self, f"similarity_{end}")
+                pairs = zip(frame.teacher, frame.student, strict=True)
+                frame[f"similarity_{end}"] = [float(table.loc[pair]) for pair in pairs]
+        return frame
 
     @cached_property
     def restructuring(self) -> Restructuring:
@@ -292,11 +306,17 @@ def compare_recorded(
         *warnings,
     ]
     rows, columns = ([n.name for n in influences[side].nodes] for side in ("teacher", "student"))
+    ends = percentile_interval(similarity.draws) if len(similarity.draws) else (None, None)
+    low, high = (
+        None if end is None else pd.DataFrame(end, index=rows, columns=columns) for end in ends
+    )
     return Comparison(
         alignment=with_interval(value, drawn, "transport"),
         paper_alignment=paper[0] if paper else None,
         influences=dict(influences),
         similarity=pd.DataFrame(similarity.value, index=rows, columns=columns),
+        similarity_low=low,
+        similarity_high=high,
         paper_similarity=pd.DataFrame(paper[1], index=rows, columns=columns) if paper else None,
         plan=pd.DataFrame(plan, index=rows, columns=columns),
         warnings=tuple(notes),
@@ -309,7 +329,7 @@ def performance_of(influence: Influence) -> Performance:
     """The clean performance that an influence was measured against."""
     clean = influence.clean.double().numpy()
     low, high = influence.clean_interval
-    accuracy_low, accuracy_high = bootstrap_interval((clean > 0).astype(float))
+    accuracy = binomtest(int((clean > 0).sum()), len(clean)).proportion_ci(method="wilson")
     return Performance(
         name=influence.model,
         metric=influence.metric,
@@ -318,8 +338,8 @@ def performance_of(influence: Influence) -> Performance:
         low=low,
         high=high,
         accuracy=influence.accuracy,
-        accuracy_low=accuracy_low,
-        accuracy_high=accuracy_high,
+        accuracy_low=float(accuracy.low),
+        accuracy_high=float(accuracy.high),
         competent=influence.competent,
     )
 

@@ -301,7 +301,9 @@ def test_json_has_exactly_the_documented_keys(result: Comparison) -> None:
         "student",
         "matches",
         "merges",
+        "splits",
         "drops",
+        "warnings",
         "config",
         "versions",
     }
@@ -312,7 +314,10 @@ def test_json_has_exactly_the_documented_keys(result: Comparison) -> None:
         "metric_mean",
         "metric_low",
         "metric_high",
+        "unit",
         "accuracy",
+        "accuracy_low",
+        "accuracy_high",
         "competent",
     }
     assert isinstance(data["paper_alignment"], float)
