@@ -166,6 +166,14 @@ def sample(
         InputError: ``n`` or ``seed`` out of range.
         ModelError: the model has no tokenizer.
         VocabularyError: the tokenizer cannot pose the task.
+
+    >>> from circuitkd import load_model, load_task
+    >>> prompts = load_task("weekdays").sample(load_model("tiny-teacher"), n=10)
+    >>> len(prompts), prompts.metric
+    (10, 'logit_difference')
+    >>> group = prompts.groups[0]
+    >>> bool((group.positions["END"] == group.clean.shape[1] - 1).all())
+    True
     """
     vocabularies = [int(model.cfg.d_vocab)]
     (prompts,) = tokenised(
@@ -187,6 +195,12 @@ def sample_pair(
     """The same ``n`` prompts for two models, with words that work for both; see ``sample``.
 
     Group k of the one holds the same prompts in the same order as group k of the other.
+
+    >>> from circuitkd import load_model, load_task
+    >>> models = load_model("tiny-teacher"), load_model("tiny-student")
+    >>> teacher, student = load_task("weekdays").sample_pair(*models, n=10)
+    >>> teacher.texts == student.texts
+    True
     """
     teacher_prompts, student_prompts = tokenised(
         task,
