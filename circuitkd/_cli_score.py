@@ -93,7 +93,11 @@ def _prepare(device: str, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        torch.empty(1, device=torch.device(device))
+        torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"Unknown --device {device!r}: cpu, cuda, cuda:1, mps, …") from error
+    try:
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(f"--device {device} cannot be used here: {reason}.") from error

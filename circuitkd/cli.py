@@ -8,12 +8,23 @@ commands that need them, so that ``--help`` answers at once.
 import io
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.core import TyperGroup
 
 from circuitkd import __version__
 from circuitkd._cli_support import INTERRUPTED, told_in_words
+
+_EXAMPLES = """[bold]Examples[/]
+
+circuitkd score (compares the bundled models on IOI: offline, in seconds)
+
+circuitkd tasks show numerals --model tiny-teacher
+
+circuitkd models
+"""
 
 app = typer.Typer(
     name="circuitkd",
@@ -22,10 +33,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with [bold]circuitkd score[/]: it compares the bundled models on IOI, offline, "
-    "in seconds.",
+    epilog=_EXAMPLES,
 )
-tasks_app = typer.Typer(invoke_without_command=True)
+
+
+class _Group(TyperGroup):
+    # What Typer passes to a callback is otherwise not the typer.Context that it is annotated with.
+    context_class = typer.Context
+
+
+tasks_app = typer.Typer(cls=_Group, invoke_without_command=True)
 app.add_typer(tasks_app, name="tasks")
 
 
@@ -41,10 +58,11 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"circuitkd {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
@@ -160,7 +178,15 @@ def score(
         run_score(options, out=out, as_json=json, threads=threads, batch_size=batch_size)
 
 
-@app.command()
+_MODELS_EXAMPLES = """[bold]Examples[/]
+
+circuitkd models
+
+circuitkd score --teacher gpt2 --student ./my-student
+"""
+
+
+@app.command(epilog=_MODELS_EXAMPLES)
 def models() -> None:
     """List the bundled models, and say how to name others."""
     from circuitkd._cli_lists import list_models
@@ -169,14 +195,26 @@ def models() -> None:
         list_models()
 
 
-@tasks_app.callback()
-def tasks(context: typer.Context) -> None:
-    """List the shipped tasks; [bold]circuitkd tasks show NAME[/] prints samples of one."""
+_TASKS_EXAMPLES = """[bold]Examples[/]
+
+circuitkd tasks
+
+circuitkd tasks show ioi --model tiny-teacher
+"""
+
+
+@tasks_app.callback(epilog=_TASKS_EXAMPLES)
+def tasks() -> None:
+    """List the shipped tasks, and show samples of one."""
+
+
+@tasks_app.command("list", epilog=_TASKS_EXAMPLES)
+def tasks_list() -> None:
+    """List the shipped tasks: what [bold]circuitkd tasks[/] alone does."""
     from circuitkd._cli_lists import list_tasks
 
-    if context.invoked_subcommand is None:
-        with told_in_words():
-            list_tasks()
+    with told_in_words():
+        list_tasks()
 
 
 _SHOW_EXAMPLES = """[bold]Examples[/]

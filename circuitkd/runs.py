@@ -218,6 +218,8 @@ def check_run_directory(path: str | Path) -> None:
     Creates the directory, and leaves nothing else behind.
     """
     path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file: choose a new or empty directory.")
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f"{_TEMPORARY}probe-{os.getpid()}"

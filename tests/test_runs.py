@@ -150,9 +150,10 @@ def test_a_config_that_is_not_ours_is_refused(tmp_path, content):
 
 def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunDirectoryError, match="cannot be written"):
-            RunDirectory.open(path, ARGUMENTS)
+    with pytest.raises(RunDirectoryError, match="is a file"):
+        RunDirectory.open(tmp_path / "file", ARGUMENTS)
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        RunDirectory.open(tmp_path / "file" / "run", ARGUMENTS)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write")
