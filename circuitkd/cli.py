@@ -8,10 +8,9 @@ commands that need them, so that ``--help`` answers at once.
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 from typer.core import TyperGroup
 
 from circuitkd import __version__
@@ -204,17 +203,13 @@ circuitkd tasks show ioi --model tiny-teacher
 
 
 @tasks_app.callback(epilog=_TASKS_EXAMPLES)
-def tasks() -> None:
-    """List the shipped tasks, and show samples of one."""
-
-
-@tasks_app.command("list", epilog=_TASKS_EXAMPLES)
-def tasks_list() -> None:
-    """List the shipped tasks: what [bold]circuitkd tasks[/] alone does."""
+def tasks(context: typer.Context) -> None:
+    """List the shipped tasks; [bold]circuitkd tasks show NAME[/] prints samples of one."""
     from circuitkd._cli_lists import list_tasks
 
-    with told_in_words():
-        list_tasks()
+    if context.invoked_subcommand is None:
+        with told_in_words():
+            list_tasks()
 
 
 _SHOW_EXAMPLES = """[bold]Examples[/]
