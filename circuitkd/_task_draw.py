@@ -200,13 +200,22 @@ def _free(
 ) -> list[str]:
     """Words for a plain slot that leave a word for every slot that is compared with it."""
     source = spec.slots[name].source
-    used = {filled[other] for other in filled if spec.slots[other].source == source}
-    compared = [spec.slots[other] for other in names if spec.slots[other].reference == name]
-    return [
-        word
-        for word in usable_words(spec, source, usable)
-        if word not in used and all(candidates(spec, slot, word, usable) for slot in compared)
-    ]
+    free = set(usable_words(spec, source, usable))
+    free -= {filled[other] for other in filled if spec.slots[other].source == source}
+    for slot in (spec.slots[other] for other in names if spec.slots[other].reference == name):
+        free &= _words_with_candidates(spec, slot, usable)
+    return [word for word in spec.word_lists[source].words if word in free]
+
+
+def _words_with_candidates(spec: TaskSpec, slot: Slot, usable: Usable | None) -> set[str]:
+    """The words of which ``candidates(spec, slot, word, usable)`` is not empty."""
+    words = spec.word_lists[slot.source].words
+    allowed = usable_words(spec, slot.source, usable)
+    if not allowed:
+        return set()
+    if slot.after is not None:
+        return set(words[: words.index(allowed[-1])])
+    return set(words[words.index(allowed[0]) :])
 
 
 def _draw_labels(

@@ -6,6 +6,7 @@ evaluation, on texts that were held out, and writes ``circuitkd/bundled/README.m
 """
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -140,6 +141,10 @@ def save(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Pat
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(folder)
+    # The class's name in every version of transformers, not only in the newest.
+    config = folder / "tokenizer_config.json"
+    settings = json.loads(config.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 # --- evaluation --------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
     p, width = successes / n, z * z / n
     centre = (p + width / 2) / (1 + width)
     half = z / (1 + width) * math.sqrt(p * (1 - p) / n + width / (4 * n))
-    return centre - half, centre + half
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def evaluate_all(
@@ -261,8 +266,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=BUNDLED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--teacher-steps", type=int, default=1500)
-    parser.add_argument("--student-steps", type=int, default=1200)
+    parser.add_argument("--teacher-steps", type=int, default=1800)
+    parser.add_argument("--student-steps", type=int, default=1500)
     parser.add_argument("--n", type=int, default=500, help="prompts per task and variant")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
