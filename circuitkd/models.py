@@ -198,10 +198,11 @@ def _bridge(
         network.eval(),
         architectures[0],
         hf_config=network.config,
-        tokenizer=tokenizer,
         dtype=network.dtype,
         model_name=name,
     )
+    # Handed to the builder, the tokenizer would be reloaded as one that adds a BOS to every text.
+    bridge.tokenizer = tokenizer
     bridge.eval()
     bridge.requires_grad_(False)
     if processed:

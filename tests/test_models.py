@@ -10,11 +10,25 @@ import pytest
 import torch
 from random_models import random_gpt2, random_llama
 from safetensors.torch import load_file, save_file
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoTokenizer,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from circuitkd import load_model
 from circuitkd.errors import ArchitectureError, InputError, ModelError
-from circuitkd.models import bundled_names, component_nodes_of, model_label, tokenizer_of
+from circuitkd.models import (
+    bundled_names,
+    component_nodes_of,
+    find_directory,
+    model_label,
+    tokenizer_of,
+)
 
 TOKENS = torch.arange(1, 9)[None]
 ASK_THE_HUB = """
@@ -158,8 +172,14 @@ def test_truncated_weights_are_refused(directory: Path) -> None:
 
 
 def test_an_unsupported_architecture_is_refused_with_the_list() -> None:
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "vocab_size": 20}
-    network = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, intermediate_size=32))
+    config = GPTNeoXConfig(
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        hidden_size=16,
+        intermediate_size=32,
+        vocab_size=20,
+    )
+    network = GPTNeoXForCausalLM(config)
     with pytest.raises(ArchitectureError, match=r"GPTNeoX.*GPT2LMHeadModel, LlamaForCausalLM"):
         load_model(network)
 
@@ -175,3 +195,18 @@ def test_processing_keeps_logit_differences() -> None:
     assert change.std(-1).max() < 1e-4
     weights = [model.blocks[0].ln1.original_component.weight for model in (plain, processed)]
     assert not torch.allclose(*weights)  # the gain was folded away
+
+
+def test_the_tokenizer_stays_as_it_was_released() -> None:
+    directory = find_directory("tiny-teacher")
+    own = tokenizer_of(load_model(directory))
+    assert (
+        own("Mary gave").input_ids
+        == AutoTokenizer.from_pretrained(directory)("Mary gave").input_ids
+    )
+
+
+def test_a_tokenizer_made_by_hand_is_taken_as_it_is() -> None:
+    backend = Tokenizer(WordLevel({"<s>": 0, "Mary": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    assert tokenizer_of(load_model(random_gpt2(), tokenizer=made)) is made
