@@ -57,8 +57,12 @@ def run_score(
     task = _checked(options)
     with quiet_libraries():
         import_libraries()
-        _prepare(options.device, threads)
-        with _run_directory(out, options, task) as run, ProgressBars() as progress:
+        _check_device(options.device)
+        with (
+            _at_most(threads),
+            _run_directory(out, options, task) as run,
+            ProgressBars() as progress,
+        ):
             result = _compare(options, task, run, batch_size, progress)
             if run is not None:
                 result.save(run.path)
@@ -87,11 +91,9 @@ def _checked(options: ScoreOptions) -> Task:
     return task
 
 
-def _prepare(device: str, threads: int | None) -> None:
+def _check_device(device: str) -> None:
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     try:
         torch.device(device)
     except RuntimeError as error:
@@ -101,6 +103,24 @@ def _prepare(device: str, threads: int | None) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(f"--device {device} cannot be used here: {reason}.") from error
+
+
+@contextmanager
+def _at_most(threads: int | None) -> Iterator[None]:
+    """Limit the CPU threads of torch, and of the linear algebra under NumPy and SciPy."""
+    if threads is None:
+        yield
+        return
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -43,8 +43,10 @@ def told_in_words(after_interrupt: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         tell("Interrupted", after_interrupt or "Nothing was written.", "bold yellow")
         raise typer.Exit(INTERRUPTED) from None
-    except MemoryError:
-        hint = "there is not enough memory: try a smaller --batch-size or --dtype bfloat16."
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+            raise
+        hint = "There is not enough memory: try a smaller --batch-size, or --dtype bfloat16."
         tell("Error", hint, "bold red")
         raise typer.Exit(1) from None
 

@@ -205,9 +205,9 @@ circuitkd tasks show ioi --model tiny-teacher
 @tasks_app.callback(epilog=_TASKS_EXAMPLES)
 def tasks(context: typer.Context) -> None:
     """List the shipped tasks; [bold]circuitkd tasks show NAME[/] prints samples of one."""
-    from circuitkd._cli_lists import list_tasks
-
     if context.invoked_subcommand is None:
+        from circuitkd._cli_lists import list_tasks
+
         with told_in_words():
             list_tasks()
 
