@@ -34,11 +34,11 @@ from circuitkd.prompts import PromptGroup, Prompts
 PROMPTS, LENGTH = 64, 23
 
 
-def random_gpt2(**sizes: int) -> TransformerBridge:
-    """A random model, by default of GPT-2 small's size, loaded as a released one would be."""
+def random_gpt2(config: GPT2Config) -> TransformerBridge:
+    """A random model, loaded as a released one would be."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as directory:
-        GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(directory)
+        GPT2LMHeadModel(config).save_pretrained(directory)
         return ckd.load_model(directory)
 
 
@@ -123,7 +123,7 @@ def peak_flops() -> float:
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        a @ b
+        torch.mm(a, b)
         best = min(best, time.perf_counter() - start)
     return 2 * a.shape[0] * a.shape[1] * b.shape[1] / best
 
@@ -132,7 +132,7 @@ def gemm_flops(model: TransformerBridge) -> float:
     """Matrix products that node influence needs, counted from what the engine runs."""
     cfg = model.cfg
     tokens = PROMPTS * LENGTH
-    mlp = 2 * tokens * 2 * cfg.d_model * cfg.d_mlp
+    mlp = 2 * tokens * 2 * cfg.d_model * (cfg.d_mlp or 0)
     attention = 2 * tokens * 4 * cfg.d_model**2
     total = 0.0
     for layer in range(cfg.n_layers):
@@ -167,7 +167,7 @@ def memory(model: TransformerBridge, used: int) -> str:
     cfg = model.cfg
     stream = cfg.n_layers * PROMPTS * LENGTH * cfg.d_model * 4
     rows = rows_per_batch(model, LENGTH, None)
-    batch = rows * LENGTH * (2 * cfg.d_mlp + 6 * cfg.d_model) * 4
+    batch = rows * LENGTH * (2 * (cfg.d_mlp or 0) + 6 * cfg.d_model) * 4
     allowed = sum(weights.values()) + stream + batch
     mega = 1 / 2**20
     return (
@@ -186,9 +186,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, {arguments.threads} threads, {PROMPTS} x {LENGTH} tokens")
 
-    ckd.node_influence(tiny := random_gpt2(n_layer=1, n_embd=48), random_prompts(tiny.cfg.d_vocab))
+    ckd.node_influence(
+        tiny := random_gpt2(GPT2Config(n_layer=1, n_embd=48)), random_prompts(tiny.cfg.d_vocab)
+    )
     before = memory_bytes("VmRSS")
-    model = random_gpt2()
+    model = random_gpt2(GPT2Config())
     prompts = random_prompts(model.cfg.d_vocab)
     group = prompts.groups[0]
     gc.collect()

@@ -147,7 +147,7 @@ def _read_network(directory: Path, name: str, dtype: torch.dtype) -> PreTrainedM
         raise ModelError(f"The config.json of {name!r} cannot be read: {error}") from error
     family_of(getattr(config, "architectures", None), name)
     try:
-        network, report = AutoModelForCausalLM.from_pretrained(
+        network, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             directory,
             config=config,
             dtype=dtype,

@@ -1,5 +1,7 @@
 """What similarity is computed on equals what hooks on a full run see, minus its mean."""
 
+from typing import Any
+
 import pytest
 import torch
 from random_models import random_bridge, random_gpt2, random_prompts
@@ -73,7 +75,8 @@ def rotated_inside(network: GPT2LMHeadModel, head: int = 1) -> GPT2LMHeadModel:
     own = slice(head * width, (head + 1) * width)
     basis = torch.randn(width, width, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        for block in network.transformer.h:
+        for layer in range(network.config.n_layer):
+            block: Any = network.transformer.h[layer]
             values = slice(
                 2 * network.config.n_embd + own.start, 2 * network.config.n_embd + own.stop
             )

@@ -1,7 +1,8 @@
 """Exact influence equals the obvious loop: one fresh forward pass with one hook for each node."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from circuitkd.circuits.influence import ABLATIONS
 from circuitkd.errors import InputError
 from circuitkd.nodes import Node
 from circuitkd.prompts import PromptGroup, Prompts
+from circuitkd.runs import MemoryCheckpoint
 
 TOLERANCE = 1e-4
 
@@ -168,7 +170,8 @@ def test_resampling_with_the_clean_prompt_itself_does_nothing() -> None:
 def test_a_silent_head_has_no_influence() -> None:
     network = random_gpt2()
     with torch.no_grad():
-        network.transformer.h[1].attn.c_proj.weight[8:16] = 0  # head 1 of layer 1 writes nothing
+        block: Any = network.transformer.h[1]
+        block.attn.c_proj.weight[8:16] = 0  # head 1 writes nothing
     frame = node_influence(load_model(network), random_prompts()).frame.set_index("node")
     assert frame.loc["a1.h1", "influence"] < 1e-6
     assert frame.loc["a1.h0", "influence"] > 1e-3
@@ -190,14 +193,10 @@ def test_bfloat16_is_close_to_float32() -> None:
 
 
 def test_a_checkpoint_continues_where_it_stopped() -> None:
-    class Memory(dict):
-        def put(self, key: str, tensors: dict[str, Tensor]) -> None:
-            self[key] = tensors
-
-    class Stops(Memory):
-        def put(self, key: str, tensors: dict[str, Tensor]) -> None:
+    class Stops(MemoryCheckpoint):
+        def put(self, key: str, tensors: Mapping[str, Tensor]) -> None:
             super().put(key, tensors)
-            if len(self) == 4:
+            if len(self.parts) == 4:
                 raise KeyboardInterrupt
 
     model, prompts = random_bridge("gpt2"), random_prompts()
@@ -205,11 +204,11 @@ def test_a_checkpoint_continues_where_it_stopped() -> None:
     kept = Stops()
     with pytest.raises(KeyboardInterrupt):
         node_influence(model, prompts, checkpoint=kept)
-    resumed = Memory(kept)
+    resumed = MemoryCheckpoint(dict(kept.parts))
     result = node_influence(model, prompts, checkpoint=resumed)
     assert torch.equal(result.effects, whole.effects)
-    assert len(kept) == 4
-    assert len(resumed) == 6  # two groups of three layers
+    assert len(kept.parts) == 4
+    assert len(resumed.parts) == 6  # two groups of three layers
 
 
 def test_shares_drops_and_signs_follow_their_definitions() -> None:
