@@ -178,7 +178,7 @@ class RunDirectory:
     def get(self, key: str) -> dict[str, Tensor] | None:
         """The tensors put under ``key``; None when absent, damaged, or of another run."""
         try:
-            with safe_open(self._part(key), framework="pt") as part:
+            with safe_open(self.path / _part(key), framework="pt") as part:
                 tensors = {name: part.get_tensor(name) for name in part.keys()}  # noqa: SIM118
                 labels = part.metadata() or {}
         except (OSError, SafetensorError):
@@ -189,10 +189,10 @@ class RunDirectory:
         """Keep ``tensors`` under ``key``; raises ``RunError`` when the disk refuses them."""
         plain = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         plain = {name: tensor.contiguous() for name, tensor in plain.items()}
-        self.write_bytes(self._part(key), save(plain, metadata=self._labels(key, plain)))
+        self.write_bytes(_part(key), save(plain, metadata=self._labels(key, plain)))
 
     def write_bytes(self, name: str | Path, content: bytes) -> None:
-        """Write a file of the run; it appears whole or not at all."""
+        """Write the file ``name``, a path within the run; it appears whole or not at all."""
         try:
             write_atomically(self.path / name, content)
         except OSError as error:
@@ -202,11 +202,8 @@ class RunDirectory:
             ) from error
 
     def write_text(self, name: str | Path, content: str) -> None:
-        """Write a text file of the run; it appears whole or not at all."""
+        """Write the text file ``name``, a path within the run; it appears whole or not at all."""
         self.write_bytes(name, content.encode())
-
-    def _part(self, key: str) -> Path:
-        return self.path / _PARTS / file_name_of(key)
 
     def _labels(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return {"key": key, "run": self.run_hash, "digest": _digest(tensors)}
@@ -308,6 +305,10 @@ def fingerprint(path: str | Path, blocks: int = 64, block_size: int = 1 << 16) -
                 content.seek(min(start, max(size - block_size, 0)))
                 digest.update(content.read(block_size))
     return digest.hexdigest()
+
+
+def _part(key: str) -> Path:
+    return Path(_PARTS) / file_name_of(key)
 
 
 def _locked(path: Path) -> FileLock:

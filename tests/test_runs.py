@@ -42,6 +42,15 @@ def test_a_part_comes_back_as_it_was_put(tmp_path):
         assert torch.equal(found[name], tensor), name
 
 
+def test_a_relative_directory_holds_its_parts_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with RunDirectory.open("runs/demo", ARGUMENTS) as run:
+        run.put("key", {"x": torch.ones(1)})
+        assert run.get("key") is not None
+    found = {path.name for path in (tmp_path / "runs" / "demo").iterdir()}
+    assert found - {".circuitkd.lock"} == {"config.json", "parts"}
+
+
 def test_two_names_of_one_memory_can_be_put(tmp_path):
     tensor = torch.randn(3)
     with RunDirectory.open(tmp_path, ARGUMENTS) as run:
