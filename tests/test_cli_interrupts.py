@@ -17,16 +17,17 @@ from circuitkd._cli_support import ProgressBars, told_in_words
 from circuitkd.cli import app
 from circuitkd.errors import InputError, RunError
 
-STOP_AFTER_FIVE_PARTS = """
+STOP_AFTER_SOME_PARTS = """
 import os, signal, sys
 from circuitkd import cli, runs
 
-put, kept, stop = runs.RunDirectory.put, [], signal.Signals[sys.argv.pop()]
+put, kept = runs.RunDirectory.put, []
+stop, parts = signal.Signals[sys.argv.pop()], int(sys.argv.pop())
 
 def put_and_stop(self, key, tensors):
     put(self, key, tensors)
     kept.append(key)
-    if len(kept) == 5:
+    if len(kept) == parts:
         os.kill(os.getpid(), stop)
 
 runs.RunDirectory.put = put_and_stop
@@ -56,25 +57,31 @@ def results_in(out: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in out.glob("comparison.*")}
 
 
-def stop_by(signal_name: str, arguments: list[str], out: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process that gets ``signal_name`` right after its fifth part."""
-    command = [sys.executable, "-c", STOP_AFTER_FIVE_PARTS, *arguments, "--out", str(out)]
-    return subprocess.run([*command, signal_name], capture_output=True, text=True, check=False)
+def stop_by(
+    signal_name: str, parts: int, arguments: list[str], out: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process that gets ``signal_name`` right after so many parts."""
+    command = [sys.executable, "-c", STOP_AFTER_SOME_PARTS, *arguments, "--out", str(out)]
+    return subprocess.run(
+        [*command, str(parts), signal_name], capture_output=True, text=True, check=False
+    )
 
 
 def parts_in(out: Path) -> dict[str, int]:
     return {part.name: part.stat().st_mtime_ns for part in (out / "parts").iterdir()}
 
 
+@pytest.mark.parametrize("parts", [1, 18])
 def test_a_killed_run_continues_and_ends_like_an_uninterrupted_one(
-    tmp_path, arguments, uninterrupted
+    tmp_path, arguments, uninterrupted, parts
 ):
+    """Killed in the teacher's first layer, and in the student's."""
     out = tmp_path / "run"
-    stopped = stop_by("SIGKILL", arguments, out)
+    stopped = stop_by("SIGKILL", parts, arguments, out)
     assert stopped.returncode == -signal.SIGKILL
     assert results_in(out) == {}
     kept = parts_in(out)
-    assert len(kept) == 5
+    assert len(kept) == parts
     again = CliRunner().invoke(app, [*arguments, "--out", str(out)])
     assert again.exit_code == 0, again.output
     assert kept.items() <= parts_in(out).items()
@@ -83,7 +90,7 @@ def test_a_killed_run_continues_and_ends_like_an_uninterrupted_one(
 
 def test_ctrl_c_says_how_to_continue_and_the_run_does(tmp_path, arguments, uninterrupted):
     out = tmp_path / "run"
-    stopped = stop_by("SIGINT", arguments, out)
+    stopped = stop_by("SIGINT", 5, arguments, out)
     assert stopped.returncode == 130
     assert stopped.stdout == ""
     assert "Traceback" not in stopped.stderr

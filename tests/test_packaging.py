@@ -5,9 +5,12 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import circuitkd
 from circuitkd.tasks import task_names
@@ -110,3 +113,21 @@ def test_compare_can_be_called_whatever_was_imported_before(first):
 def test_calling_the_package_is_calling_its_function():
     with pytest.raises(circuitkd.CircuitKDError, match="too few"):
         circuitkd.compare("a", "b", "ioi", n=1)
+
+
+def test_everything_that_is_needed_is_pinned_by_a_plain_version():
+    pins = [Requirement(line) for line in lines_of(ROOT / "constraints.txt")]
+    assert all(str(pin.specifier).startswith("==") for pin in pins)
+    assert not [pin for pin in pins if pin.url or "+" in str(pin.specifier)]
+    needed = [Requirement(text) for text in metadata.requires("circuitkd") or ()]
+    direct = {
+        canonicalize_name(each.name)
+        for each in needed
+        if each.marker is None or each.marker.evaluate({"extra": "dev"})
+    }
+    assert {"torch", "pytest"} <= direct
+    assert direct <= {canonicalize_name(pin.name) for pin in pins}
+
+
+def lines_of(file: Path) -> list[str]:
+    return [line for line in file.read_text().splitlines() if line and not line.startswith("#")]

@@ -6,9 +6,7 @@ from random_models import random_gpt2
 from tokenizers_for_tests import byte_level, llama_like, word_level, words_of
 from transformers import PreTrainedTokenizerFast
 
-from circuitkd import load_model, load_task
-from circuitkd.circuits.engine import Replay
-from circuitkd.circuits.readout import metric_readout
+from circuitkd import load_model, load_task, node_influence
 
 TASK = load_task("weekdays")
 WORDS = words_of(TASK)
@@ -26,10 +24,9 @@ def test_the_metric_is_read_after_the_last_token_of_the_text(kind: str) -> None:
     make, by_itself = TOKENIZERS[kind]
     tokenizer = make()
     model = model_with(tokenizer)
-    [group, *_] = TASK.sample(model, n=8).groups
-    replay = Replay(model, group.clean)
-    end = replay.end_after_block(-1, replay.embed(group.clean))
-    measured = metric_readout(replay, group, "logit_difference")(end[None], slice(0, len(group)))[0]
+    prompts = TASK.sample(model, n=8)
+    group = prompts.groups[0]
+    measured = node_influence(model, prompts).clean[group.index]
     for row, text in enumerate(group.texts):
         ids = [tokenizer.bos_token_id] * by_itself
         ids += tokenizer(text, add_special_tokens=False).input_ids
