@@ -21,6 +21,9 @@ STOP_AFTER_SOME_PARTS = """
 import os, signal, sys
 from circuitkd import cli, runs
 
+# A process started in the background may have inherited that SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 put, kept = runs.RunDirectory.put, []
 stop, parts = signal.Signals[sys.argv.pop()], int(sys.argv.pop())
 
