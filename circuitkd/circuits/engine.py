@@ -23,7 +23,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from circuitkd.errors import ArchitectureError, HookError
 from circuitkd.models import device_of, family_of_model, model_label
 
-_CPU_TOKENS = 1500  # larger stacks leave the cache of a CPU and run slower
+_CPU_TOKENS = 740  # larger stacks leave the caches of a CPU and run slower
 _GPU_TOKENS = 65_536
 
 Edit = Callable[[Tensor], Tensor | None]
@@ -147,13 +147,15 @@ class Replay:
     ) -> Float[Tensor, "batch d_model"]:
         """The final residual stream at the last position, from the output of block ``layer``.
 
-        The last block's MLP reads the last position only: nothing after it looks elsewhere.
+        The last block's W_O and MLP read the last position only: nothing after them looks
+        elsewhere. (The residual stream then holds wrong values at all other positions.)
         """
         last = self.n_layers - 1
         for later in range(layer + 1, last):
             post = self.block(later, post)
         if layer < last:
-            cut = {f"blocks.{last}.{self.family.mlp_input}": lambda mid: mid[:, -1:]}
+            points = ("attn.o.hook_in", self.family.mlp_input)
+            cut: dict[str, Edit] = {f"blocks.{last}.{point}": _last_position for point in points}
             with hooked(cut, self.model):
                 post = self.block(last, post)
         return post[:, -1]
@@ -248,6 +250,10 @@ def rows_per_batch(model: TransformerBridge, n_pos: int, batch_size: int | None)
 
 def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+def _last_position(tensor: Tensor) -> Tensor:
+    return tensor[:, -1:]
 
 
 def _keep(seen: dict[str, Tensor], key: str) -> Edit:

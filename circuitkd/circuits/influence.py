@@ -74,7 +74,7 @@ def node_influence(
     """
     _validate(prompts, ablation, batch_size)
     nodes = component_nodes_of(model)
-    effects = torch.zeros(len(prompts), len(nodes))
+    metrics = torch.zeros(len(prompts), len(nodes))
     clean = torch.zeros(len(prompts))
     total, done = len(prompts.groups) * model.cfg.n_layers, 0
     for number, group in enumerate(prompts.groups):
@@ -86,13 +86,14 @@ def node_influence(
             batch_size,
             ScopedCheckpoint(checkpoint, f"influence.{number}."),
         ):
-            clean[group.index] = part["clean"]
             columns = slice(layer * (model.cfg.n_heads + 1), (layer + 1) * (model.cfg.n_heads + 1))
-            effects[group.index, columns] = part["effects"]
+            metrics[group.index, columns] = part["ablated"]
+            if "clean" in part:
+                clean[group.index] = part["clean"]
             done += 1
             if progress is not None:
                 progress(f"Ablating {model_label(model)}", done, total)
-    if not (torch.isfinite(effects).all() and torch.isfinite(clean).all()):
+    if not (torch.isfinite(metrics).all() and torch.isfinite(clean).all()):
         raise RunError(f"{model_label(model)} gave NaN or infinite metrics; try dtype float32.")
     return Influence(
         model=model_label(model),
@@ -102,7 +103,7 @@ def node_influence(
         ablation=ablation,
         metric=prompts.metric,
         nodes=nodes,
-        effects=effects,
+        effects=metrics - clean[:, None],
         clean=clean,
     )
 
@@ -124,7 +125,10 @@ def _group_parts(
     batch_size: int | None,
     checkpoint: Checkpoint,
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """For each layer: clean metric [batch] and effects [batch, heads then MLP] of one group."""
+    """For each layer: the metric with each node ablated, [batch, heads then MLP], of one group.
+
+    The last layer's part also holds the clean metric [batch], which the clean stream has by then.
+    """
     kept = {layer: checkpoint.get(str(layer)) for layer in range(model.cfg.n_layers)}
     if all(part is not None for part in kept.values()):
         yield from ((layer, part) for layer, part in kept.items() if part is not None)
@@ -133,7 +137,9 @@ def _group_parts(
     for layer in range(model.cfg.n_layers):
         part = kept[layer]
         if part is None:
-            part = {"clean": run.clean_metric, "effects": run.effects(layer)}
+            part = {"ablated": run.ablated(layer)}
+            if layer == model.cfg.n_layers - 1:
+                part["clean"] = run.clean_metric()
             checkpoint.put(str(layer), part)
         else:
             run.skip(layer)
@@ -158,7 +164,6 @@ class _GroupRun:
         self.clean = self.replay.embed(group.clean)
         sources = {"mean": group.means, "resample": group.corrupted, "zero": None}[ablation]
         self.source = None if sources is None else self.replay.embed(sources)
-        self.clean_metric = self._metric(lambda rows: self._end(-1, self.clean[rows]))
 
     def skip(self, layer: int) -> None:
         """Advance over a layer whose effects are known."""
@@ -166,15 +171,19 @@ class _GroupRun:
         if self.source is not None:
             self.source = self._advance(layer, self.source)
 
-    def effects(self, layer: int) -> Float[Tensor, "batch node"]:
-        """metric(ablated) - metric(clean) for the layer's heads, then its MLP; advances."""
+    def clean_metric(self) -> Float[Tensor, "batch"]:
+        """The metric of the clean stream, once it is behind the last layer."""
+        return self._metric(lambda rows: self.clean[rows, -1])
+
+    def ablated(self, layer: int) -> Float[Tensor, "batch node"]:
+        """The metric with each of the layer's heads ablated, then with its MLP; advances."""
         seen = self._observe(layer, self.clean)
         replacement_z, replacement_mlp = self._replacements(layer, seen)
         self.clean = seen.post
         heads = self._head_metrics(layer, seen, replacement_z)
         post = seen.post - seen.mlp + replacement_mlp
-        mlp = self._metric(lambda rows: self._end(layer, post[rows]))
-        return torch.cat([heads, mlp[None]]).T - self.clean_metric[:, None]
+        mlp = self._metric(lambda rows: self.replay.end_after_block(layer, post[rows]))
+        return torch.cat([heads, mlp[None]]).T
 
     def _replacements(self, layer: int, seen: Observed) -> tuple[Tensor, Tensor]:
         if self.source is None:
@@ -203,9 +212,6 @@ class _GroupRun:
                 end = self.replay.end_after_mid(layer, mid.flatten(0, 1))
                 metrics[heads, prompts] = self.read(end.unflatten(0, mid.shape[:2]), prompts)
         return metrics
-
-    def _end(self, layer: int, post: Tensor) -> Float[Tensor, "batch d_model"]:
-        return self.replay.end_after_block(layer, post)
 
     def _metric(self, end: Callable[[slice], Tensor]) -> Float[Tensor, "batch"]:
         slices = _slices(len(self.clean), self.rows)
