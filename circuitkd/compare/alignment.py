@@ -51,13 +51,19 @@ class Alignment:
     draws: int
     level: float = 0.95
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """``(low, high)``; ``None`` where nothing was resampled."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     def __float__(self) -> float:
         return self.value
 
     def __repr__(self) -> str:
-        if self.low is None or self.high is None:
+        if self.interval is None:
             return f"{self.value:.3f} ({self.method})"
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}] ({self.method})"
+        low, high = self.interval
+        return f"{self.value:.3f} [{low:.3f}, {high:.3f}] ({self.method})"
 
 
 def transport_alignment(

@@ -128,3 +128,9 @@ def test_no_draws_no_interval() -> None:
     found = with_interval(0.25, np.zeros(0), "paper")
     assert (found.low, found.high, found.draws) == (None, None, 0)
     assert repr(found) == "0.250 (paper)"
+
+
+def test_an_alignment_has_an_interval_only_where_it_was_resampled() -> None:
+    drawn = with_interval(0.5, np.linspace(0.4, 0.6, 1001), "transport")
+    assert drawn.interval == pytest.approx((0.405, 0.595))
+    assert with_interval(0.5, np.array([]), "transport").interval is None
