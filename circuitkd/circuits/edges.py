@@ -21,6 +21,7 @@ from circuitkd.nodes import Node, component_nodes
 ReceiverKind = Literal["q", "k", "v", "mlp", "logits"]
 ATTENTION_KINDS: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
 
+_KINDS: dict[str, ReceiverKind] = {"q": "q", "k": "k", "v": "v"}
 _ATTENTION = re.compile(r"a(\d+)\.([hg])(\d+)<([qkv])>")
 _MLP = re.compile(r"m(\d+)")
 
@@ -53,8 +54,7 @@ class Receiver:
     def parse(cls, name: str) -> "Receiver":
         """The receiver called ``name``; ``InputError`` where it is not a receiver's name."""
         if match := _ATTENTION.fullmatch(name):
-            kind = next(kind for kind in ATTENTION_KINDS if kind == match[4])
-            return cls(kind, int(match[1]), int(match[3]), grouped=match[2] == "g")
+            return cls(_KINDS[match[4]], int(match[1]), int(match[3]), grouped=match[2] == "g")
         if match := _MLP.fullmatch(name):
             return cls("mlp", int(match[1]))
         if name == "logits":
