@@ -71,8 +71,8 @@ def write_graph(
     circuit: Circuit,
     path: str | Path,
     *,
-    edge_scores: Mapping[Edge, float] | None = None,
-    node_scores: Mapping[Node, float] | None = None,
+    edge_scores: Mapping[Edge, Score] | None = None,
+    node_scores: Mapping[Node, Score] | None = None,
 ) -> None:
     """Write the graph JSON of EAP-IG and MIB: every node and edge of the model.
 

@@ -157,6 +157,7 @@ class Circuit:
         if nodes is not None:
             scored_nodes = _scored(nodes, _node)
         else:
+            sizes.layout.require(scored_edges or {})
             ends = {n for edge in scored_edges or {} for n in _ends(sizes, edge)}
             scored_nodes = dict.fromkeys(ends)
         return cls(sizes, scored_nodes, scored_edges, **about)
