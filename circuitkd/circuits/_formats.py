@@ -24,35 +24,44 @@ _GRAPH_SIZES = ("n_layers", "n_heads", "parallel_attn_mlp", "d_model")
 
 def save_circuit(circuit: Circuit, path: str | Path) -> None:
     """Write ``circuit`` as JSON; the file appears whole or not at all."""
-    edges = circuit.edges
-    document = {
-        "schema": SCHEMA,
-        "sizes": asdict(circuit.sizes),
-        **{key: getattr(circuit, key) for key in _ABOUT},
-        "nodes": {node.name: _plain(score) for node, score in circuit.nodes.items()},
-        "edges": None if edges is None else {e.name: _plain(s) for e, s in edges.items()},
-    }
-    _write(path, document)
+    write_json(path, circuit_document(circuit))
 
 
 def load_circuit(path: str | Path) -> Circuit:
     """Read what ``save_circuit`` wrote."""
-    document = _read(path)
+    document = read_json(path)
     if document.get("schema") != SCHEMA:
         raise InputError(
             f"{path} is not a circuit of this version (schema {document.get('schema')!r}, "
             f"expected {SCHEMA!r}). Graphs of EAP-IG and MIB are read with read_graph."
         )
     try:
-        edges = document["edges"]
-        return Circuit(
-            sizes=Sizes(**document["sizes"]),
-            nodes={Node.parse(name): score for name, score in document["nodes"].items()},
-            edges=None if edges is None else {Edge.parse(n): s for n, s in edges.items()},
-            **{key: document[key] for key in _ABOUT},
-        )
+        return circuit_from(document)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a whole circuit file: {error}.") from error
+
+
+def circuit_document(circuit: Circuit) -> dict[str, Any]:
+    """A circuit as plain data."""
+    edges = circuit.edges
+    return {
+        "schema": SCHEMA,
+        "sizes": asdict(circuit.sizes),
+        **{key: getattr(circuit, key) for key in _ABOUT},
+        "nodes": {node.name: _plain(score) for node, score in circuit.nodes.items()},
+        "edges": None if edges is None else {e.name: _plain(s) for e, s in edges.items()},
+    }
+
+
+def circuit_from(document: Mapping[str, Any]) -> Circuit:
+    """The circuit that ``circuit_document`` made plain."""
+    edges = document["edges"]
+    return Circuit(
+        sizes=Sizes(**document["sizes"]),
+        nodes={Node.parse(name): score for name, score in document["nodes"].items()},
+        edges=None if edges is None else {Edge.parse(n): s for n, s in edges.items()},
+        **{key: document[key] for key in _ABOUT},
+    )
 
 
 # ---------------------------------------------------------------------- EAP-IG and MIB
@@ -96,7 +105,7 @@ def write_graph(
         names = _head_names(sizes, edge)
         score = (_plain(scores.get(edge)) or 0.0) / len(names)
         edges |= {name: {"score": score, "in_graph": edge in circuit.edge_set} for name in names}
-    _write(path, {"cfg": cfg, "nodes": nodes, "edges": edges})
+    write_json(path, {"cfg": cfg, "nodes": nodes, "edges": edges})
 
 
 def read_graph(path: str | Path, *, n_kv_heads: int | None = None, **about: Any) -> ScoredGraph:
@@ -111,7 +120,7 @@ def read_graph(path: str | Path, *, n_kv_heads: int | None = None, **about: Any)
     Raises:
         InputError: no such file, not such a graph, or a node or edge that its sizes do not allow.
     """
-    document = _read(path)
+    document = read_json(path)
     try:
         cfg, nodes, edges = document["cfg"], document["nodes"], document["edges"]
         sizes = Sizes(
@@ -177,11 +186,13 @@ def _plain(score: Any) -> Score:
     return float(score) if score is not None and math.isfinite(score) else None
 
 
-def _write(path: str | Path, document: Mapping[str, Any]) -> None:
+def write_json(path: str | Path, document: Mapping[str, Any]) -> None:
+    """Write plain data; the file appears whole or not at all."""
     write_atomically(Path(path), (json.dumps(document, allow_nan=False) + "\n").encode())
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON file that holds one object."""
     if not Path(path).is_file():
         raise InputError(f"There is no circuit file at {str(path)!r}.")
     try:

@@ -10,11 +10,11 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._patched import EdgePatcher
+from circuitkd.circuits._shares import require_competent
 from circuitkd.circuits._sweeps import check_threshold
 from circuitkd.circuits.circuit import Circuit, Sizes
 from circuitkd.circuits.edges import Edge, Receiver
 from circuitkd.circuits.influence import Progress
-from circuitkd.circuits.pruning import require_competent
 from circuitkd.errors import InputError
 from circuitkd.models import model_label
 from circuitkd.nodes import Node

@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
+from circuitkd.circuits._shares import percent_of, require_competent
 from circuitkd.circuits._sweeps import Pruned, check_threshold, greedy_sweeps
 from circuitkd.circuits.ablated import NodeAblator
 from circuitkd.circuits.circuit import Circuit, Sizes
 from circuitkd.circuits.influence import Progress
 from circuitkd.errors import RunError
-from circuitkd.metrics import bootstrap_interval
 from circuitkd.models import model_label
 from circuitkd.nodes import Node
 from circuitkd.prompts import Prompts
@@ -145,17 +143,6 @@ def threshold_sweep(
     return ThresholdSweep(baseline, circuits, pd.DataFrame(rows))
 
 
-def require_competent(clean: Float[Tensor, "prompt"], label: str) -> float:
-    """The mean clean metric; ``RunError`` where the model does not do the task."""
-    mean, (low, high) = float(clean.double().mean()), bootstrap_interval(clean.double().numpy())
-    if not low > 0:
-        raise RunError(
-            f"{label} does not do this task (clean metric {mean:.3f}, interval {low:.3f} to "
-            f"{high:.3f}), so shares of its metric mean nothing and nothing can be pruned by them."
-        )
-    return mean
-
-
 @dataclass
 class _Retained:
     """The real scorer: kept nodes -> percent of the full model's mean metric."""
@@ -200,10 +187,9 @@ class _Retained:
 
     def faithfulness(self, kept: frozenset[Node]) -> dict[str, float]:
         """What the circuit retains, in percent, and its interval over prompts."""
-        values = 100 * self.runs.metric(kept).double().numpy() / self.full
-        low, high = bootstrap_interval(values)
+        share, low, high = percent_of(self.runs.metric(kept), self.clean)
         return {
-            "faithfulness_pct": float(values.mean()),
+            "faithfulness_pct": share,
             "faithfulness_low": low,
             "faithfulness_high": high,
         }
