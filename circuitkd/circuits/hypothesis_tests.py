@@ -32,7 +32,8 @@ from circuitkd.prompts import Prompts
 
 CORRECTIONS = ("holm", "fdr", "none")
 
-_TIE = 1e-5  # metrics closer than this are equal up to rounding
+ROUNDING = 1e-5
+"""Metrics closer than this are equal."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def hypothesis_tests(
     ablation: str = "mean",
     alpha: float = 0.05,
     epsilon: float = 0.1,
+    tie: float = ROUNDING,
     quantile: float = 0.9,
     draws: int = 100,
     permutations: int = 1000,
@@ -82,6 +84,8 @@ def hypothesis_tests(
         ablation: what replaces what is not kept: ``"mean"``, ``"resample"`` or ``"zero"``.
         alpha: level of all tests.
         epsilon: how far from 1/2 the chance to do better may be and still count as equal.
+        tie: scores of one prompt that differ by no more than this, in the metric's unit, are
+            equal; else a circuit that is always worse by a hair is never equivalent.
         quantile: a part is minimal where it matters more than this share of parts from outside.
         draws: how many parts from outside are tried: nodes without repetition, edges with.
         permutations: for the independence test.
@@ -110,6 +114,7 @@ def hypothesis_tests(
         circuit,
         alpha=alpha,
         epsilon=epsilon,
+        tie=tie,
         quantile=quantile,
         draws=draws,
         permutations=permutations,
@@ -125,6 +130,7 @@ def run_tests(
     *,
     alpha: float = 0.05,
     epsilon: float = 0.1,
+    tie: float = ROUNDING,
     quantile: float = 0.9,
     draws: int = 100,
     permutations: int = 1000,
@@ -141,7 +147,7 @@ def run_tests(
     kept = parts_of(circuit)
     full, own = (runs.metric(part).double().numpy() for part in (runs.parts, kept))
     rest = runs.without(kept).double().numpy()
-    better, p_equivalence = equivalence_test(own, full, epsilon)
+    better, p_equivalence = equivalence_test(own, full, epsilon, tie)
     hsic, p_independence = independence_test(rest, full, permutations, rng)
     parts = _minimality(runs, circuit, quantile, draws, correction, rng, measured or {}, progress)
     parts["rejected"] = parts["p_corrected"] < alpha
@@ -158,7 +164,10 @@ def run_tests(
 
 
 def equivalence_test(
-    circuit: Float[np.ndarray, "prompt"], full: Float[np.ndarray, "prompt"], epsilon: float = 0.1
+    circuit: Float[np.ndarray, "prompt"],
+    full: Float[np.ndarray, "prompt"],
+    epsilon: float = 0.1,
+    tie: float = ROUNDING,
 ) -> tuple[float, float]:
     """Share of prompts where the circuit does better (ties count half), and p.
 
@@ -170,7 +179,7 @@ def equivalence_test(
     (0.0, True)
     """
     difference, n = circuit - full, len(full)
-    ties = np.abs(difference) <= _TIE
+    ties = np.abs(difference) <= tie
     share = float(((difference > 0) & ~ties).sum() + ties.sum() / 2) / n
     counts = np.arange(n + 1)
     extreme = np.abs(counts / n - 0.5) >= abs(share - 0.5) - 1e-12
@@ -192,7 +201,7 @@ def independence_test(
     >>> independence_test(x**2, x, 200, np.random.default_rng(1))[1] < 0.05
     True
     """
-    if np.ptp(rest) <= _TIE or np.ptp(full) <= _TIE:
+    if np.ptp(rest) <= ROUNDING or np.ptp(full) <= ROUNDING:
         return 0.0, 1.0
     ours, theirs = _centred_kernel(rest), _centred_kernel(full)
     scale = (len(full) - 1) ** 2
