@@ -1,7 +1,7 @@
 """Edge pruning: greedy from the outputs backward (ACDC), or the top edges by attribution."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import pandas as pd
@@ -55,6 +55,10 @@ def prune_edges(
     the weakest first. An edge that is not kept is patched for good: its receiver reads the
     sender's replacement value from then on. Edges into nodes that nothing listens to any more go
     without a run.
+
+    Changes below the threshold add up: on the bundled teacher and IOI, 0.01 leaves 45 % of the
+    metric and 0.002 leaves 86 %. ``provenance["retained_pct"]`` says what the result retains of the
+    full model; ``relative="published"`` bounds it.
 
     ``method="top-k"``: the ``k`` edges with the largest abs(score), or, without ``k``, all whose
     abs(score) reaches the threshold.
@@ -114,9 +118,11 @@ def prune_edges(
         kept = _Acdc(patcher, sizes, mask, start, rule, given, progress).run()
     else:
         kept = _top(given, allowed, k, threshold * abs(start))
-    found = Circuit.build(
-        sizes,
-        edges=kept,
+    found = Circuit.build(sizes, edges=kept).on_paths()
+    gone = patcher.mask(edge for edge in sizes.edges if edge not in found.edge_set)
+    retained = 100 * float(patcher.metric(gone).double().mean()) / clean
+    return replace(
+        found,
         model=model_label(model),
         task=prompts.task,
         variant=prompts.variant,
@@ -132,9 +138,9 @@ def prune_edges(
             "bos": prompts.bos,
             "full": clean,
             "start": start,
+            "retained_pct": retained,
         },
     )
-    return found.on_paths()
 
 
 @dataclass(frozen=True)

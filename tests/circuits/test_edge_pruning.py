@@ -70,7 +70,9 @@ def test_the_published_threshold_is_held_by_the_whole_result(model: TransformerB
     prompts = some_prompts(model)
     circuit = prune_edges(model, prompts, threshold=0.2, relative="published")
     full = metric_of(model, prompts, frozenset(Sizes.of(model).edges))
-    assert metric_of(model, prompts, circuit.edge_set) >= 0.8 * full - 1e-4
+    left = metric_of(model, prompts, circuit.edge_set)
+    assert left >= 0.8 * full - 1e-4
+    assert circuit.provenance["retained_pct"] == pytest.approx(100 * left / full, abs=1e-2)
     assert len(circuit.edge_set) < len(Sizes.of(model).edges)
 
 
