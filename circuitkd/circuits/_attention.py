@@ -1,0 +1,188 @@
+"""The heads of one layer as functions of separate query, key and value inputs.
+
+The network computes all heads from one residual stream. Edges need them apart: one head's query
+from a changed stream, everything else from the clean one. The formulas are written out here, and
+checked against the network's own heads before they are used.
+"""
+
+import math
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from circuitkd.circuits.edges import ATTENTION_KINDS, Receiver, layout_of
+from circuitkd.circuits.engine import Edit, Replay, hooked
+from circuitkd.errors import ArchitectureError
+from circuitkd.models import model_label
+
+
+class LayerAttention:
+    """Attention of one layer, for prompts of one length.
+
+    Promises that ``attend(*inputs(stream, stream, stream))`` is the layer's z, checked on the
+    stream it is made with.
+    """
+
+    def __init__(
+        self, replay: Replay, layer: int, stream: Float[Tensor, "batch pos d_model"]
+    ) -> None:
+        self._replay, self.layer = replay, layer
+        self._layout = layout_of(replay.model)
+        block = replay.model.blocks[layer]
+        self._norm, attention = block.ln1, block.attn
+        self._weights = {kind: _weight(attention, kind) for kind in ATTENTION_KINDS}
+        self._biases = {kind: _bias(attention, kind) for kind in ATTENTION_KINDS}
+        self._scale = float(
+            getattr(attention.original_component, "scaling", 1 / math.sqrt(replay.model.cfg.d_head))
+        )
+        self._rotation = self._check(stream[:1])
+
+    # ------------------------------------------------------------------ pieces
+
+    @torch.no_grad()
+    def normed(self, stream: Float[Tensor, "*stack pos d_model"]) -> Tensor:
+        """The stream after the layer norm before attention."""
+        return self._norm(stream.flatten(0, -3)).unflatten(0, stream.shape[:-2])
+
+    @torch.no_grad()
+    def project(
+        self, kind: str, head: int, normed: Float[Tensor, "*stack pos d_model"]
+    ) -> Float[Tensor, "*stack pos d_head"]:
+        """One head's query, or one group's key or value; queries and keys are rotated."""
+        out = normed @ self._weights[kind][head]
+        if (bias := self._biases[kind]) is not None:
+            out = out + bias[head]
+        return out if kind == "v" else self._rotate(out)
+
+    @torch.no_grad()
+    def project_all(
+        self, kind: str, normed: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch head pos d_head"]:
+        """All heads' queries, or all groups' keys or values."""
+        heads = range(len(self._weights[kind]))
+        return torch.stack([self.project(kind, head, normed) for head in heads], 1)
+
+    @torch.no_grad()
+    def attend(
+        self,
+        query: Float[Tensor, "*#stack query d_head"],
+        key: Float[Tensor, "*#stack key d_head"],
+        value: Float[Tensor, "*#stack key d_head"],
+    ) -> Float[Tensor, "*stack query d_head"]:
+        """Causal attention; the queries are those of the last positions."""
+        scores = query @ key.transpose(-1, -2) * self._scale
+        n_query, n_key = scores.shape[-2:]
+        future = torch.ones(n_query, n_key, dtype=torch.bool, device=scores.device)
+        future = future.triu(1 + n_key - n_query)
+        pattern = scores.masked_fill(future, -torch.inf).float().softmax(-1)
+        return pattern.to(value.dtype) @ value
+
+    def for_query_heads(
+        self, values: Float[Tensor, "*stack kv_head pos d_head"]
+    ) -> Float[Tensor, "*stack head pos d_head"]:
+        """Keys or values of the groups, repeated for the query heads that share them."""
+        size = self._layout.n_heads // self._layout.n_kv_heads
+        return values.repeat_interleave(size, dim=-3)
+
+    # ------------------------------------------------------------------ set up and check
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        if self._rotation is None:
+            return x
+        cos, sin = self._rotation
+        half = x.shape[-1] // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * cos + turned * sin
+
+    @torch.no_grad()
+    def _check(self, stream: Float[Tensor, "one pos d_model"]) -> tuple[Tensor, Tensor] | None:
+        """The rotation, where there is one; refuses a network that computes something else."""
+        seen: dict[str, Tensor] = {}
+        points = {name: f"blocks.{self.layer}.attn.hook_{name}" for name in ("z", "cos", "sin")}
+        hooks = self._replay.model.hook_dict
+        edits = {
+            point: _keep(seen, name)
+            for name, point in points.items()
+            if name == "z" or point in hooks
+        }
+        with hooked(edits, self._replay.model):
+            self._replay.block(self.layer, stream)
+        self._rotation = (seen["cos"], seen["sin"]) if "cos" in seen else None
+        normed = self.normed(stream)
+        query, key, value = (self.project_all(kind, normed) for kind in ATTENTION_KINDS)
+        own = self.attend(query, self.for_query_heads(key), self.for_query_heads(value))
+        theirs = seen["z"].flatten(2)
+        error = (rearrange(own, "b head pos d -> b pos (head d)") - theirs).float().abs().max()
+        tolerance = 1e-3 if theirs.dtype == torch.float32 else 5e-2
+        if not error <= tolerance * theirs.float().abs().max().clamp_min(1e-6):
+            raise ArchitectureError(
+                f"{model_label(self._replay.model)}: the attention of layer {self.layer} is not "
+                f"plain causal attention (off by {float(error):.2g}), so edges into queries, keys "
+                "and values cannot be patched."
+            )
+        return self._rotation
+
+
+class CleanHeads:
+    """The heads of one layer on clean prompts, each of whose inputs can be replaced alone."""
+
+    def __init__(
+        self,
+        attention: LayerAttention,
+        replay: Replay,
+        stream: Float[Tensor, "batch pos d_model"],
+        z: Float[Tensor, "batch pos head d_head"],
+    ) -> None:
+        self._attention, self._replay = attention, replay
+        self._layout = layout_of(replay.model)
+        normed = attention.normed(stream)
+        self._clean = {kind: attention.project_all(kind, normed) for kind in ATTENTION_KINDS}
+        self._z = rearrange(z, "b pos head d -> b head pos d")
+
+    @torch.no_grad()
+    def write_change(
+        self,
+        receiver: Receiver,
+        stream: Float[Tensor, "batch stack pos d_model"],
+        last: int | None = None,
+    ) -> Float[Tensor, "batch stack _ d_model"]:
+        """Change of the attention's output when ``receiver`` reads ``stream``, all else clean.
+
+        ``last``: only the last so many positions of the output.
+        """
+        heads = self._layout.query_heads(receiver)
+        group = heads.start * self._layout.n_kv_heads // self._layout.n_heads
+        index = receiver.head if receiver.head is not None else 0
+        parts = {
+            "q": self._clean["q"][:, None, heads],
+            "k": self._clean["k"][:, None, group : group + 1],
+            "v": self._clean["v"][:, None, group : group + 1],
+        }
+        normed = self._attention.normed(stream)
+        parts[receiver.kind] = self._attention.project(receiver.kind, index, normed)[:, :, None]
+        positions = slice(None if last is None else -last, None)
+        z = self._attention.attend(parts["q"][..., positions, :], parts["k"], parts["v"])
+        change = z - self._z[:, None, heads, positions]
+        return einsum(
+            change,
+            self._replay.W_O(self._attention.layer)[heads],
+            "b stack head pos d_head, head d_head d -> b stack pos d",
+        )
+
+
+def _weight(attention: torch.nn.Module, kind: str) -> Float[Tensor, "head d_model d_head"]:
+    return getattr(attention, f"W_{kind.upper()}").detach()
+
+
+def _bias(attention: torch.nn.Module, kind: str) -> Float[Tensor, "head d_head"] | None:
+    bias = getattr(attention, f"b_{kind.upper()}", None)
+    return None if bias is None else bias.detach()
+
+
+def _keep(seen: dict[str, Tensor], key: str) -> Edit:
+    def keep(tensor: Tensor) -> None:
+        seen[key] = tensor.detach()
+
+    return keep

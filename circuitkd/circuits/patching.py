@@ -1,0 +1,341 @@
+"""Path patching: the exact effect of one edge at a time.
+
+The sender's output is replaced along one edge only: the receiver reads its residual stream, before
+the layer norm, with the sender's change added. What lies between them is, by ``mode``,
+
+- ``direct``: kept at its clean value, so the receiver's stream changes by the sender's change;
+- ``through-mlps``: heads kept clean, MLPs recomputed (Wang et al. 2022), so that the receiver's
+  stream changes by the sender's change and by those of the MLPs between.
+
+Then the receiver's new output flows on normally through everything after it. The sender is
+replaced by its output on the paired corrupted prompt (``ablation="corrupted"``), by its mean over
+other corrupted prompts, or by zero.
+
+Sign: ``effect`` = metric(patched) - metric(clean). Negative means that the edge helps.
+
+Nothing before the receiver is computed twice: a head's changed query, key or value changes the
+stream after its attention by (z' - z) W_O, and only the blocks from there on run again. Edges into
+the logits need no block at all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from circuitkd.circuits._attention import CleanHeads, LayerAttention
+from circuitkd.circuits._edge_results import EdgeEffects
+from circuitkd.circuits._patched import EdgePatcher, patched_run
+from circuitkd.circuits._senders import (
+    Replacements,
+    Trace,
+    check_arguments,
+    mlp_output,
+    prompt_slices,
+    sender_changes,
+    trace,
+)
+from circuitkd.circuits.edges import Edge, Layout, Receiver, layout_of
+from circuitkd.circuits.engine import Replay, rows_per_batch
+from circuitkd.circuits.influence import Progress
+from circuitkd.circuits.readout import Readout, metric_readout
+from circuitkd.errors import InputError, RunError
+from circuitkd.models import model_label
+from circuitkd.nodes import Node
+from circuitkd.prompts import PromptGroup, Prompts
+from circuitkd.runs import NO_CHECKPOINT, Checkpoint, ScopedCheckpoint
+
+__all__ = ["MODES", "EdgeEffects", "EdgePatcher", "Mode", "patched_run", "path_patching"]
+
+Mode = Literal["direct", "through-mlps"]
+MODES: tuple[str, ...] = ("direct", "through-mlps")
+
+
+def path_patching(
+    model: TransformerBridge,
+    prompts: Prompts,
+    senders: Iterable[Node | str] | None = None,
+    receivers: Iterable[Receiver | str] | None = None,
+    *,
+    edges: Iterable[Edge | str] | None = None,
+    mode: str = "direct",
+    ablation: str = "corrupted",
+    batch_size: int | None = None,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
+    progress: Progress | None = None,
+) -> EdgeEffects:
+    """The effect of patching each edge, one at a time, on each prompt.
+
+    Args:
+        model: from ``load_model``.
+        prompts: from ``task.sample`` with this model.
+        senders: nodes or their names; by default all.
+        receivers: receivers or their names (``a9.h6<q>``, ``m3``, ``logits``); by default all.
+        edges: measure exactly these instead, in this order.
+        mode: ``"direct"`` or ``"through-mlps"`` (see the module).
+        ablation: what the sender is replaced by: ``"corrupted"``, ``"mean"`` or ``"zero"``.
+        batch_size: prompts that go through the model at once; by default what suits the device.
+            It changes no number beyond rounding.
+        checkpoint: keeps every finished receiver; a later call with the same arguments goes on.
+        progress: called as ``progress(stage, done, total)``, in edges times prompts.
+
+    Returns:
+        ``EdgeEffects``: effects [prompt, edge] in the metric's unit, in sampling order.
+
+    Raises:
+        InputError: unknown mode, ablation, node or edge; no edge between senders and receivers.
+        ArchitectureError: the engine does not understand the network.
+
+    Source: Wang et al. 2022 (IOI), section 3.1 and appendix B; Goldowsky-Dill et al. 2023.
+
+    >>> import circuitkd as ckd
+    >>> student = ckd.load_model("tiny-student")
+    >>> prompts = ckd.load_task("numerals").sample(student, n=8, seed=0)
+    >>> path_patching(student, prompts, receivers=["logits"]).effects.shape
+    torch.Size([8, 19])
+    """
+    known = check_arguments(prompts, ablation, batch_size)
+    if mode not in MODES:
+        raise InputError(f"Unknown mode {mode!r}: choose one of {', '.join(MODES)}.")
+    layout = layout_of(model)
+    wanted = _wanted(layout, senders, receivers, edges)
+    effects = torch.zeros(len(prompts), len(wanted))
+    clean = torch.zeros(len(prompts))
+    done = 0
+    for number, group in enumerate(prompts.groups):
+        part = _GroupRun(
+            model,
+            group,
+            prompts.metric,
+            wanted,
+            through_mlps=mode == "through-mlps",
+            batch_size=batch_size,
+            replacements=lambda replay, rows, group=group: Replacements(replay, group, known, rows),
+            checkpoint=ScopedCheckpoint(checkpoint, f"patching.{number}."),
+        )
+        clean[group.index] = part.clean_metric()
+        for rows, columns, values in part.effects():
+            effects[group.index[rows][:, None], torch.tensor(columns)] = values
+            done += values.numel()
+            if progress is not None:
+                progress(f"Patching {model_label(model)}", done, effects.numel())
+    if not (torch.isfinite(effects).all() and torch.isfinite(clean).all()):
+        raise RunError(f"{model_label(model)} gave NaN or infinite metrics; try dtype float32.")
+    return EdgeEffects(
+        model=model_label(model),
+        task=prompts.task,
+        variant=prompts.variant,
+        bos=prompts.bos,
+        mode=mode,
+        ablation=known,
+        metric=prompts.metric,
+        edges=wanted,
+        effects=effects,
+        clean=clean,
+    )
+
+
+def _wanted(
+    layout: Layout,
+    senders: Iterable[Node | str] | None,
+    receivers: Iterable[Receiver | str] | None,
+    edges: Iterable[Edge | str] | None,
+) -> tuple[Edge, ...]:
+    if edges is not None:
+        if senders is not None or receivers is not None:
+            raise InputError("Give either edges, or senders and receivers.")
+        wanted = tuple(Edge.parse(edge) if isinstance(edge, str) else edge for edge in edges)
+        layout.require(wanted)
+    else:
+        chosen = _chosen(senders, Node.parse, layout.senders, "sender")
+        read = _chosen(receivers, Receiver.parse, layout.receivers, "receiver")
+        wanted = tuple(e for e in layout.edges if e.sender in chosen and e.receiver in read)
+    if len(set(wanted)) < max(1, len(wanted)):
+        raise InputError("There is no edge to patch, or one is there twice.")
+    return wanted
+
+
+def _chosen(
+    given: Iterable[object] | None, parse: Callable, known: Sequence, what: str
+) -> set[object]:
+    if given is None:
+        return set(known)
+    chosen = {parse(item) if isinstance(item, str) else item for item in given}
+    if unknown := chosen - set(known):
+        names = ", ".join(sorted(str(item) for item in unknown))
+        raise InputError(f"The model has no {what} {names}. It has for example {known[-1]}.")
+    return chosen
+
+
+Pair = tuple[int, int, Receiver]  # column of the result, sender's position, receiver
+
+
+class _GroupRun:
+    """All wanted edges on the prompts of one group."""
+
+    def __init__(
+        self,
+        model: TransformerBridge,
+        group: PromptGroup,
+        metric: str,
+        edges: Sequence[Edge],
+        *,
+        through_mlps: bool,
+        batch_size: int | None,
+        replacements: Callable[[Replay, int], Replacements],
+        checkpoint: Checkpoint,
+    ) -> None:
+        self.group, self.through_mlps, self.checkpoint = group, through_mlps, checkpoint
+        self.replay = Replay(model, group.clean)
+        self.layout = layout_of(model)
+        self.read: Readout = metric_readout(self.replay, group, metric)
+        n_pos = group.clean.shape[1]
+        self.rows = rows_per_batch(model, n_pos, batch_size)
+        self.slices = prompt_slices(self.replay, len(group.clean), n_pos, self.rows)
+        self._replacements = replacements
+        self._attention: dict[int, LayerAttention] = {}
+        self.pairs = self._in_order(edges)
+
+    def clean_metric(self) -> Float[Tensor, "batch"]:
+        ends = []
+        for prompts in self.slices:
+            end = self.replay.end_after_block(-1, self.replay.embed(self.group.clean[prompts]))
+            ends.append(self.read(end[None], prompts)[0])
+        return torch.cat(ends)
+
+    def effects(self) -> Iterator[tuple[slice, list[int], Float[Tensor, "batch edge"]]]:
+        """Prompts, columns, effects: piece by piece."""
+        replacements: Replacements | None = None
+        for prompts in self.slices:
+            pieces = list(self._pieces(prompts.stop - prompts.start))
+            kept = [self.checkpoint.get(self._key(prompts, piece)) for piece in pieces]
+            run: _SliceRun | None = None
+            for piece, part in zip(pieces, kept, strict=True):
+                if part is None:
+                    if run is None:
+                        replacements = replacements or self._replacements(self.replay, self.rows)
+                        run = _SliceRun(self, prompts, replacements)
+                    part = {"effects": run.effects([self.pairs[number] for number in piece])}
+                    self.checkpoint.put(self._key(prompts, piece), part)
+                yield prompts, [self.pairs[number][0] for number in piece], part["effects"]
+
+    def attention(self, layer: int, stream: Float[Tensor, "batch pos d_model"]) -> LayerAttention:
+        if layer not in self._attention:
+            self._attention[layer] = LayerAttention(self.replay, layer, stream)
+        return self._attention[layer]
+
+    def _in_order(self, edges: Sequence[Edge]) -> list[Pair]:
+        """The edges in order of computation of their receivers."""
+        place = {receiver: number for number, receiver in enumerate(self.layout.receivers)}
+        pairs = [(c, self.layout.position(e.sender), e.receiver) for c, e in enumerate(edges)]
+        return sorted(pairs, key=lambda pair: (place[pair[2]], pair[1]))
+
+    def _pieces(self, n_prompts: int) -> Iterator[list[int]]:
+        """Numbers of pairs that are measured and kept together: those of one receiver, or of
+        several of one stage where they fit into one batch.
+        """
+        stack = max(1, self.rows // n_prompts)
+        piece: list[int] = []
+        for receiver, run in groupby(range(len(self.pairs)), key=lambda n: self.pairs[n][2]):
+            numbers = list(run)
+            if piece and (
+                self._stage(self.pairs[piece[0]][2]) != self._stage(receiver)
+                or len(piece) + len(numbers) > stack
+            ):
+                yield piece
+                piece = []
+            piece += numbers
+        yield piece
+
+    @staticmethod
+    def _stage(receiver: Receiver) -> tuple[int | None, bool]:
+        return receiver.layer, receiver.is_attention
+
+    @staticmethod
+    def _key(prompts: slice, piece: list[int]) -> str:
+        return f"{prompts.start}-{prompts.stop}.{piece[0]}-{piece[-1]}"
+
+
+class _SliceRun:
+    """Edges on one slice of prompts, receivers in order of computation."""
+
+    def __init__(self, group: _GroupRun, prompts: slice, replacements: Replacements) -> None:
+        self.group, self.prompts, self.replay = group, prompts, group.replay
+        self.clean: Trace = trace(group.replay, group.group.clean[prompts], group.rows)
+        other = replacements(prompts, self.clean.written)
+        self.changes = sender_changes(group.replay, self.clean.written, other)
+        self.senders = sorted({sender for _, sender, _ in group.pairs})
+        self.passed = 0  # MLPs whose recomputed changes are in ``changes``
+        end = self.clean.entering(self.replay.n_layers)[:, -1]
+        self.clean_metric = group.read(end[None], prompts)[0]
+
+    @torch.no_grad()
+    def effects(self, pairs: Sequence[Pair]) -> Float[Tensor, "batch edge"]:
+        """metric(patched) - metric(clean) of edges into receivers of one stage."""
+        receiver = pairs[0][2]
+        layer = self.replay.n_layers if receiver.layer is None else receiver.layer
+        self._pass_mlps(layer)
+        heads = self._heads(layer) if receiver.is_attention else None
+        stack = max(1, self.group.rows // len(self.clean.embed))
+        if receiver.kind == "logits":
+            stack = len(pairs)
+        parts = []
+        for first in range(0, len(pairs), stack):
+            chunk = pairs[first : first + stack]
+            end = (
+                self._logits(chunk) if receiver.kind == "logits" else self._end(layer, chunk, heads)
+            )
+            parts.append(self.group.read(rearrange(end, "b s d -> s b d"), self.prompts))
+        return (torch.cat(parts) - self.clean_metric).T.contiguous()
+
+    def _logits(self, pairs: Sequence[Pair]) -> Float[Tensor, "batch edge d_model"]:
+        end = self.clean.entering(self.replay.n_layers)[:, -1]
+        return end[:, None] + self.changes[:, [sender for _, sender, _ in pairs], -1]
+
+    def _end(
+        self, layer: int, pairs: Sequence[Pair], heads: CleanHeads | None
+    ) -> Float[Tensor, "batch edge d_model"]:
+        """Final residual streams with the receivers' changed outputs."""
+        last = 1 if layer == self.replay.n_layers - 1 else None
+        seen = self.clean.layers[layer]
+        positions = slice(None if last is None else -last, None)
+        mid = seen.mid[:, None, positions]
+        if heads is None:
+            change = self.changes[:, [sender for _, sender, _ in pairs]]
+            after = mid + mlp_output(self.replay, layer, mid + change[:, :, positions])
+            end = self.replay.end_after_block(layer, after.flatten(0, 1))
+        else:
+            entering = self.clean.entering(layer)[:, None]
+            parts = []
+            for receiver, own in groupby(pairs, key=lambda pair: pair[2]):
+                stream = entering + self.changes[:, [sender for _, sender, _ in own]]
+                parts.append(heads.write_change(receiver, stream, last))
+            moved = mid + torch.cat(parts, 1)
+            end = self.replay.end_after_mid(layer, moved.flatten(0, 1))
+        return end.unflatten(0, (len(seen.mid), len(pairs)))
+
+    def _heads(self, layer: int) -> CleanHeads:
+        entering = self.clean.entering(layer)
+        attention = self.group.attention(layer, entering)
+        return CleanHeads(attention, self.replay, entering, self.clean.layers[layer].z)
+
+    def _pass_mlps(self, layer: int) -> None:
+        """Where MLPs recompute, let every sender's change pass through those before ``layer``."""
+        if not self.group.through_mlps:
+            return
+        for mlp in range(self.passed, layer):
+            before = self.group.layout.n_before(Receiver("mlp", mlp))
+            senders = [sender for sender in self.senders if sender < before]
+            seen = self.clean.layers[mlp]
+            stack = max(1, self.group.rows // len(self.clean.embed))
+            for first in range(0, len(senders), stack):
+                chunk = senders[first : first + stack]
+                change = self.changes[:, chunk]
+                changed = mlp_output(self.replay, mlp, seen.mid[:, None] + change)
+                self.changes[:, chunk] = change + changed - seen.mlp[:, None]
+        self.passed = max(self.passed, layer)

@@ -1,0 +1,114 @@
+"""Path patching the obvious way: explicit hooks, one edge a run, plain loops.
+
+A receiver's input is changed with hooks at the receiver itself. An attention receiver's new query,
+key or value is taken from a second run of the whole layer on the changed stream.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+from circuitkd.circuits.edges import Edge
+from circuitkd.nodes import Node
+from circuitkd.prompts import PromptGroup
+
+Values = dict[str, Tensor]
+
+
+def run(model: TransformerBridge, tokens: Tensor, hooks: dict[str, Callable]) -> Tensor:
+    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks.items())):
+        return model(tokens)[:, -1]
+
+
+def all_values(model: TransformerBridge, tokens: Tensor) -> Values:
+    with torch.no_grad():
+        return dict(model.run_with_cache(tokens)[1].items())
+
+
+def sender_values(
+    model: TransformerBridge, group: PromptGroup, sender: Node, ablation: str
+) -> Tensor:
+    """What the sender writes [batch pos d_model] when it is replaced (or ``"clean"``)."""
+    tokens = {"clean": group.clean, "corrupted": group.corrupted}.get(ablation, group.means)
+    written = output_of(model, all_values(model, tokens), sender)
+    if ablation == "mean":
+        written = written.mean(0, keepdim=True)
+    return torch.zeros_like(written[:1]) if ablation == "zero" else written
+
+
+def output_of(model: TransformerBridge, values: Values, sender: Node) -> Tensor:
+    if sender.kind == "input":
+        return values["blocks.0.hook_resid_pre"]
+    if sender.kind == "mlp":
+        return values[f"blocks.{sender.layer}.hook_mlp_out"]
+    z = values[f"blocks.{sender.layer}.attn.hook_z"].flatten(2)
+    d_head = model.cfg.d_head
+    own = slice(sender.head * d_head, (sender.head + 1) * d_head)
+    return z[..., own] @ model.blocks[sender.layer].attn.W_O[sender.head]
+
+
+def slow_effect(
+    model: TransformerBridge,
+    group: PromptGroup,
+    edge: Edge,
+    metric: Callable[[Tensor], Tensor],
+    mode: str = "direct",
+    ablation: str = "corrupted",
+) -> Tensor:
+    """metric(patched) - metric(clean) on each prompt of a group."""
+    change = sender_values(model, group, edge.sender, ablation) - sender_values(
+        model, group, edge.sender, "clean"
+    )
+    if mode == "through-mlps":
+        change = through_mlps(model, group, edge, change)
+    hooks = receiver_hooks(model, group, edge, change)
+    return metric(run(model, group.clean, hooks)) - metric(run(model, group.clean, {}))
+
+
+def receiver_hooks(
+    model: TransformerBridge, group: PromptGroup, edge: Edge, change: Tensor
+) -> dict[str, Callable]:
+    """Hooks that let the receiver, and nothing else, read its stream plus ``change``."""
+    receiver, layer = edge.receiver, edge.receiver.layer
+    if receiver.kind == "logits":
+        return {"ln_final.hook_in": lambda stream, hook: stream + change}
+    if receiver.kind == "mlp":
+        # ln2 is the MLP's own layer norm: only the MLP reads what comes out of it.
+        return {f"blocks.{layer}.ln2.hook_in": lambda stream, hook: stream + change}
+    d_head, index = model.cfg.d_head, receiver.head
+    part = f"blocks.{layer}.attn.{receiver.kind}.hook_out"
+    kept: Values = {}
+
+    def keep(tensor: Tensor, hook: object) -> None:
+        kept["changed"] = tensor.clone()
+
+    move = {f"blocks.{layer}.ln1.hook_in": lambda stream, hook: stream + change, part: keep}
+    run(model, group.clean, move)
+    own = slice(index * d_head, (index + 1) * d_head)
+
+    def replace(tensor: Tensor, hook: object) -> Tensor:
+        tensor = tensor.clone()
+        tensor[..., own] = kept["changed"][..., own]
+        return tensor
+
+    return {part: replace}
+
+
+def through_mlps(
+    model: TransformerBridge, group: PromptGroup, edge: Edge, change: Tensor
+) -> Tensor:
+    """Change of the receiver's stream when all heads are frozen and MLPs recompute."""
+    clean = all_values(model, group.clean)
+    first = edge.sender.layer if edge.sender.layer is not None else 0
+    if edge.sender.kind == "mlp":
+        first += 1
+    last = model.cfg.n_layers if edge.receiver.layer is None else edge.receiver.layer
+    total = change.expand_as(clean["blocks.0.hook_resid_pre"])
+    for layer in range(first, last):
+        block = model.blocks[layer]
+        with torch.no_grad():
+            mid = clean[f"blocks.{layer}.hook_resid_mid"]
+            total = total + block.mlp(block.ln2(mid + total)) - block.mlp(block.ln2(mid))
+    return total
