@@ -77,7 +77,6 @@ def receiver_hooks(
     if receiver.kind == "mlp":
         # ln2 is the MLP's own layer norm: only the MLP reads what comes out of it.
         return {f"blocks.{layer}.ln2.hook_in": lambda stream, hook: stream + change}
-    d_head, index = model.cfg.d_head, receiver.head
     part = f"blocks.{layer}.attn.{receiver.kind}.hook_out"
     kept: Values = {}
 
@@ -86,11 +85,11 @@ def receiver_hooks(
 
     move = {f"blocks.{layer}.ln1.hook_in": lambda stream, hook: stream + change, part: keep}
     run(model, group.clean, move)
-    own = slice(index * d_head, (index + 1) * d_head)
 
     def replace(tensor: Tensor, hook: object) -> Tensor:
+        assert tensor.ndim == 4  # TransformerLens shows hooks [batch pos head d_head] here
         tensor = tensor.clone()
-        tensor[..., own] = kept["changed"][..., own]
+        tensor[:, :, receiver.head] = kept["changed"][:, :, receiver.head]
         return tensor
 
     return {part: replace}
