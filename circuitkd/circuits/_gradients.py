@@ -22,7 +22,7 @@ from circuitkd.prompts import PromptGroup
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``, …), and streams ``pre.3``."""
+    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``), and streams ``pre.3``."""
 
     stream: dict[str, Tensor]
     gradient: dict[str, Tensor]

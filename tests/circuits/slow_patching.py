@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from circuitkd.circuits.edges import Edge
+from circuitkd.circuits.edges import Edge, Layout, Receiver
 from circuitkd.nodes import Node
 from circuitkd.prompts import PromptGroup
 
@@ -111,3 +111,58 @@ def through_mlps(
             mid = clean[f"blocks.{layer}.hook_resid_mid"]
             total = total + block.mlp(block.ln2(mid + total)) - block.mlp(block.ln2(mid))
     return total
+
+
+def slow_patched_logits(
+    model: TransformerBridge, group: PromptGroup, edges: set[Edge], layout: Layout
+) -> Tensor:
+    """Logits at the last position with a set of edges patched, one receiver at a time.
+
+    What a receiver reads is added up sender by sender: from the corrupted run along patched edges,
+    from this run along all others, and the attention biases, which belong to no sender.
+    """
+    corrupted = all_values(model, group.corrupted)
+    written = {Node("input"): all_values(model, group.clean)["blocks.0.hook_resid_pre"]}
+    biases = torch.zeros(model.cfg.d_model)
+
+    def read(receiver: Receiver) -> Tensor:
+        total = biases.clone()
+        for sender in layout.senders[: layout.n_before(receiver)]:
+            patched = Edge(sender, receiver) in edges
+            total = total + (output_of(model, corrupted, sender) if patched else written[sender])
+        return total
+
+    for layer in range(model.cfg.n_layers):
+        block = model.blocks[layer]
+        hooks: dict[str, Callable] = {}
+        parts = {kind: [] for kind in "qkv"}
+        for receiver in layout.attention_receivers(layer):
+            stream, kept = read(receiver), {}
+            run(
+                model,
+                group.clean,
+                {
+                    f"blocks.{layer}.ln1.hook_in": lambda s, hook, stream=stream: stream,
+                    f"blocks.{layer}.attn.{receiver.kind}.hook_out": lambda t, hook, kept=kept: (
+                        kept.update(t=t.clone()) or t
+                    ),
+                },
+            )
+            parts[receiver.kind].append(kept["t"][:, :, receiver.head])
+        for kind, own in parts.items():
+            value = torch.stack(own, 2)
+            name = f"blocks.{layer}.attn.{kind}.hook_out"
+            hooks[name] = lambda t, hook, value=value: value
+        kept_z: Values = {}
+        hooks[f"blocks.{layer}.attn.hook_z"] = lambda z, hook, kept=kept_z: kept.update(z=z.clone())
+        run(model, group.clean, hooks)
+        for head in range(model.cfg.n_heads):
+            named = {f"blocks.{layer}.attn.hook_z": kept_z["z"]}
+            node = Node.attention_head(layer, head)
+            written[node] = output_of(model, named, node)
+        bias = getattr(block.attn, "b_O", None)
+        biases = biases if bias is None else biases + bias
+        with torch.no_grad():
+            written[Node.mlp(layer)] = block.mlp(block.ln2(read(Receiver("mlp", layer))))
+    with torch.no_grad():
+        return model.unembed(model.ln_final(read(Receiver("logits"))))[:, -1]
