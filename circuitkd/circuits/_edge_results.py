@@ -247,6 +247,20 @@ class NodeScores:
             }
         )
 
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file; what is not a number is in its header."""
+        texts = ("model", "task", "variant", "bos", "method", "ablation", "metric")
+        about: dict[str, Any] = {key: getattr(self, key) for key in texts}
+        about["nodes"] = [node.name for node in self.nodes]
+        _write(path, about, {"scores": self.scores})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "NodeScores":
+        """Read what ``save`` wrote."""
+        about, tensors = _read(path)
+        nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
+        return cls(nodes=nodes, scores=tensors["scores"], **about)
+
     def __repr__(self) -> str:
         head = (
             f"Estimated effects of {len(self.nodes)} nodes of {self.model} on {self.task}, "
@@ -298,7 +312,7 @@ def _write(path: str | Path, about: dict[str, Any], tensors: dict[str, Tensor]) 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not Path(path).is_file():
-        raise InputError(f"There are no saved edges at {str(path)!r}.")
+        raise InputError(f"There is no saved result at {str(path)!r}.")
     with safe_open(path, framework="pt") as file:
         about = {key: json.loads(text) for key, text in file.metadata().items()}
         return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

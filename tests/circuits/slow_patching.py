@@ -44,6 +44,7 @@ def output_of(model: TransformerBridge, values: Values, sender: Node) -> Tensor:
     if sender.kind == "mlp":
         return values[f"blocks.{sender.layer}.hook_mlp_out"]
     z = values[f"blocks.{sender.layer}.attn.hook_z"].flatten(2)
+    assert sender.head is not None
     d_head = model.cfg.d_head
     own = slice(sender.head * d_head, (sender.head + 1) * d_head)
     return z[..., own] @ model.blocks[sender.layer].attn.W_O[sender.head]
