@@ -217,8 +217,10 @@ def evaluate_circuit(
     edges = [frozenset([edge]) for edge in circuit.edges or ()] if minimality else []
     node_effects = _effects(runs, parts, nodes, kept, report)
     edge_effects = _effects(runs, parts, edges, kept, report)
-    measured = _means(circuit.nodes if level == "nodes" else circuit.edges or (),
-                      node_effects if level == "nodes" else edge_effects)
+    measured = _means(
+        circuit.nodes if level == "nodes" else circuit.edges or (),
+        node_effects if level == "nodes" else edge_effects,
+    )
     return CircuitReport(
         circuit=circuit,
         model=model_label(model),
