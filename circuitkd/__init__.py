@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from circuitkd.circuits._formats import read_graph, write_graph
+    from circuitkd.circuits.attribution import EdgeScores, edge_attribution, node_attribution
+    from circuitkd.circuits.circuit import Circuit
+    from circuitkd.circuits.curves import faithfulness_curve, recovery
+    from circuitkd.circuits.discovery import find_circuit
+    from circuitkd.circuits.edge_pruning import edge_threshold_sweep, prune_edges
+    from circuitkd.circuits.edges import Edge, Receiver
+    from circuitkd.circuits.evaluation import CircuitReport, evaluate_circuit
+    from circuitkd.circuits.hypothesis_tests import hypothesis_tests
     from circuitkd.circuits.influence import Influence, node_influence
+    from circuitkd.circuits.patching import EdgeEffects, patched_run, path_patching
+    from circuitkd.circuits.pruning import prune_nodes, threshold_sweep
     from circuitkd.compare.alignment import paper_alignment, transport_alignment
     from circuitkd.compare.comparison import Comparison, compare, load_comparison
     from circuitkd.compare.similarity import similarity
@@ -25,41 +36,83 @@ if TYPE_CHECKING:
     from circuitkd.tasks import Task, load_task, task_names
 
 _HOME_OF = {
+    "Circuit": "circuitkd.circuits.circuit",
     "CircuitKDError": "circuitkd.errors",
+    "CircuitReport": "circuitkd.circuits.evaluation",
     "Comparison": "circuitkd.compare.comparison",
+    "Edge": "circuitkd.circuits.edges",
+    "EdgeEffects": "circuitkd.circuits.patching",
+    "EdgeScores": "circuitkd.circuits.attribution",
     "Influence": "circuitkd.circuits.influence",
     "Node": "circuitkd.nodes",
     "PromptGroup": "circuitkd.prompts",
     "Prompts": "circuitkd.prompts",
+    "Receiver": "circuitkd.circuits.edges",
     "Task": "circuitkd.tasks",
+    "edge_attribution": "circuitkd.circuits.attribution",
+    "edge_threshold_sweep": "circuitkd.circuits.edge_pruning",
+    "evaluate_circuit": "circuitkd.circuits.evaluation",
+    "faithfulness_curve": "circuitkd.circuits.curves",
+    "find_circuit": "circuitkd.circuits.discovery",
+    "hypothesis_tests": "circuitkd.circuits.hypothesis_tests",
     "load_comparison": "circuitkd.compare.comparison",
     "load_model": "circuitkd.models",
     "load_task": "circuitkd.tasks",
+    "node_attribution": "circuitkd.circuits.attribution",
     "node_influence": "circuitkd.circuits.influence",
     "paper_alignment": "circuitkd.compare.alignment",
+    "patched_run": "circuitkd.circuits.patching",
+    "path_patching": "circuitkd.circuits.patching",
+    "prune_edges": "circuitkd.circuits.edge_pruning",
+    "prune_nodes": "circuitkd.circuits.pruning",
+    "read_graph": "circuitkd.circuits._formats",
+    "recovery": "circuitkd.circuits.curves",
     "similarity": "circuitkd.compare.similarity",
     "task_names": "circuitkd.tasks",
+    "threshold_sweep": "circuitkd.circuits.pruning",
     "transport_alignment": "circuitkd.compare.alignment",
+    "write_graph": "circuitkd.circuits._formats",
 }
 
 __all__ = [
+    "Circuit",
     "CircuitKDError",
+    "CircuitReport",
     "Comparison",
+    "Edge",
+    "EdgeEffects",
+    "EdgeScores",
     "Influence",
     "Node",
     "PromptGroup",
     "Prompts",
+    "Receiver",
     "Task",
     "__version__",
     "compare",
+    "edge_attribution",
+    "edge_threshold_sweep",
+    "evaluate_circuit",
+    "faithfulness_curve",
+    "find_circuit",
+    "hypothesis_tests",
     "load_comparison",
     "load_model",
     "load_task",
+    "node_attribution",
     "node_influence",
     "paper_alignment",
+    "patched_run",
+    "path_patching",
+    "prune_edges",
+    "prune_nodes",
+    "read_graph",
+    "recovery",
     "similarity",
     "task_names",
+    "threshold_sweep",
     "transport_alignment",
+    "write_graph",
 ]
 
 

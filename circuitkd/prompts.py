@@ -7,8 +7,8 @@ the last token read ends where the prompt's text ends, white space aside, and th
 tokens that follow there (see ``circuitkd._tokenising``).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -108,6 +108,28 @@ class Prompts:
         """The corrupted prompts in sampling order."""
         return self._in_order([group.corrupted_texts for group in self.groups])
 
+    def take(self, places: Iterable[int]) -> "Prompts":
+        """The prompts at these places of the sampling order, renumbered in the order given.
+
+        Groups keep the corrupted prompts that they average over; a group without a prompt goes.
+        With the same places, the two halves of a ``sample_pair`` stay the same prompts.
+
+        Raises:
+            InputError: a place that is not there, or is given twice.
+
+        >>> from circuitkd import load_model, load_task
+        >>> prompts = load_task("weekdays").sample(load_model("tiny-teacher"), n=10)
+        >>> half = prompts.take(range(5, 10))
+        >>> half.texts == prompts.texts[5:]
+        True
+        """
+        places = list(places)
+        new = {old: place for place, old in enumerate(places)}
+        if len(new) < len(places) or not set(new) <= set(range(len(self))):
+            raise InputError(f"There are prompts 0 to {len(self) - 1}, each to be taken once.")
+        groups = (_taken(group, new) for group in self.groups)
+        return replace(self, groups=tuple(group for group in groups if len(group)))
+
     def _in_order(self, texts: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         placed = {
             int(place): text
@@ -136,6 +158,22 @@ class Prompts:
             f"{_number(len(self.groups), 'group')}, {span} tokens, bos={self.bos!r}, "
             f"seed={self.seed})"
         )
+
+
+def _taken(group: PromptGroup, new: Mapping[int, int]) -> PromptGroup:
+    """The prompts of a group whose places ``new`` knows, with their new places."""
+    rows = [row for row, place in enumerate(group.index.tolist()) if place in new]
+    index = torch.tensor([new[int(group.index[row])] for row in rows], dtype=torch.int64)
+    tensors = ("clean", "corrupted", "correct", "incorrect", "valid", "spans")
+    per_prompt = {name: getattr(group, name) for name in tensors}
+    return replace(
+        group,
+        index=index,
+        positions={label: at[rows] for label, at in group.positions.items()},
+        texts=tuple(group.texts[row] for row in rows),
+        corrupted_texts=tuple(group.corrupted_texts[row] for row in rows),
+        **{name: values[rows] for name, values in per_prompt.items() if values is not None},
+    )
 
 
 def _number(count: int, noun: str) -> str:

@@ -13,7 +13,8 @@ from tiny import save_tiny_model
 from tokenizers_for_tests import word_level, words_of
 from typer.testing import CliRunner, Result
 
-from circuitkd._cli_score import ABLATIONS, PRESETS
+from circuitkd._cli_run import ABLATIONS
+from circuitkd._cli_score import PRESETS
 from circuitkd.cli import app
 from circuitkd.tasks import load_task, task_names, tasks_directory
 

@@ -16,6 +16,7 @@ from prompt_samples import (
     candidates_of,
     labelled_words,
     naming_task,
+    same_group,
     sample,
     shipped,
     shipped_pair,
@@ -328,3 +329,40 @@ class TestComparedPositions:
         one, two = (sample(naming_task(), KINDS["byte_level"], seed=seed) for seed in (0, 1))
         with pytest.raises(InputError, match="sample_pair"):
             compared_positions(one.groups[0], two.groups[0])
+
+
+class TestTaking:
+    def test_takes_prompts_with_all_that_belongs_to_them(self) -> None:
+        whole = sample(SHIPPED["greater_than"], KINDS["word_level"], n=20)
+        places = [13, 2, 7]
+        part = whole.take(places)
+        assert part.texts == tuple(whole.texts[place] for place in places)
+        assert part.corrupted_texts == tuple(whole.corrupted_texts[place] for place in places)
+        rows = {int(i): (g, row) for g in whole.groups for row, i in enumerate(g.index)}
+        for group in part.groups:
+            for row, place in enumerate(group.index.tolist()):
+                theirs, old = rows[places[place]]
+                for name in ("clean", "corrupted", "correct", "incorrect", "valid", "spans"):
+                    assert torch.equal(getattr(group, name)[row], getattr(theirs, name)[old])
+                assert {k: int(v[row]) for k, v in group.positions.items()} == {
+                    k: int(v[old]) for k, v in theirs.positions.items()
+                }
+                assert torch.equal(group.means, theirs.means)
+                assert group.texts[row] == theirs.texts[old]
+
+    def test_all_places_are_the_same_prompts(self) -> None:
+        whole = shipped("ioi", "word_level")
+        for ours, theirs in zip(whole.take(range(len(whole))).groups, whole.groups, strict=True):
+            assert same_group(ours, theirs)
+
+    def test_a_group_without_a_prompt_goes(self) -> None:
+        whole = shipped("ioi", "word_level")
+        assert len(whole.groups) > 1
+        part = whole.take(whole.groups[0].index.tolist())
+        assert len(part.groups) == 1
+        assert len(part) == len(whole.groups[0])
+
+    @pytest.mark.parametrize("places", [[0, 0], [15], [-1]])
+    def test_refuses_places_that_are_not_there_or_twice(self, places: list[int]) -> None:
+        with pytest.raises(InputError, match="0 to 14"):
+            shipped("ioi", "word_level").take(places)

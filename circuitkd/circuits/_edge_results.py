@@ -70,6 +70,11 @@ class EdgeEffects:
         mean, low, high = _with_interval(self.effects)
         return _edge_columns(self.edges).assign(effect=mean, effect_low=low, effect_high=high)
 
+    @property
+    def by_edge(self) -> dict[Edge, float]:
+        """Edge -> mean effect over prompts."""
+        return dict(zip(self.edges, self.effects.double().mean(0).tolist(), strict=True))
+
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; what is not a number is in its header."""
         texts = ("model", "task", "variant", "bos", "mode", "ablation", "metric")
@@ -161,6 +166,11 @@ class EdgeScores:
         return _edge_columns(self.edges).assign(
             score=score.to_numpy(), exact=self.exact, estimate=estimate
         )
+
+    @property
+    def by_edge(self) -> dict[Edge, float]:
+        """Edge -> mean effect over prompts: exact where it was verified, else estimated."""
+        return dict(zip(self.edges, self.frame["score"].tolist(), strict=True))
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; what is not a number is in its header."""

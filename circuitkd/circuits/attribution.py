@@ -43,6 +43,7 @@ from circuitkd.circuits.patching import path_patching
 from circuitkd.errors import InputError, RunError
 from circuitkd.models import component_nodes_of, model_label
 from circuitkd.prompts import PromptGroup, Prompts
+from circuitkd.runs import NO_CHECKPOINT, Checkpoint
 
 __all__ = [
     "EDGE_METHODS",
@@ -67,6 +68,7 @@ def edge_attribution(
     ablation: str = "corrupted",
     top: int = 50,
     batch_size: int | None = None,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
     progress: Progress | None = None,
 ) -> EdgeScores:
     """Estimate the effect of patching every edge, on each prompt.
@@ -80,6 +82,8 @@ def edge_attribution(
         ablation: what senders are replaced by: ``"corrupted"``, ``"mean"`` or ``"zero"``.
         top: how many edges ``"auto"`` verifies.
         batch_size: prompts that go through the model at once. It changes no number beyond rounding.
+        checkpoint: keeps every finished slice of prompts; a later call with the same arguments
+            goes on.
         progress: called as ``progress(stage, done, total)``, in prompts.
 
     Returns:
@@ -112,12 +116,11 @@ def edge_attribution(
     ) -> Float[Tensor, "batch edge"]:
         return _edge_scores(replay, group, rows, clean, other, points, prompts.metric)
 
-    scores = _scores(
-        model, prompts, known, batch_size, progress, score, len(layout_of(model).edges)
-    )
+    n_edges = len(layout_of(model).edges)
+    scores = _scores(model, prompts, known, batch_size, progress, score, n_edges, checkpoint)
     verified = None
     if method == "auto":
-        verified = _verify(model, prompts, scores, known, top, batch_size, progress)
+        verified = _verify(model, prompts, scores, known, top, batch_size, checkpoint, progress)
     return EdgeScores(
         model=model_label(model),
         task=prompts.task,
@@ -186,19 +189,24 @@ def _scores(
     progress: Progress | None,
     score: SliceScores,
     width: int,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
 ) -> Float[Tensor, "prompt column"]:
     """Scores of all prompts, slice by slice."""
     scores = torch.zeros(len(prompts), width)
     done = 0
-    for group in prompts.groups:
+    for number, group in enumerate(prompts.groups):
         replay = Replay(model, group.clean)
         n_pos = group.clean.shape[1]
         rows = rows_per_batch(model, n_pos, batch_size)
         replacements = Replacements(replay, group, ablation, rows)
         for part in prompt_slices(replay, len(group.clean), n_pos, rows):
-            clean = trace(replay, group.clean[part], rows).written
-            other = replacements(part, clean)
-            scores[group.index[part]] = score(replay, group, part, clean, other).cpu()
+            key = f"attribution.{number}.{part.start}-{part.stop}"
+            if (kept := checkpoint.get(key)) is None:
+                clean = trace(replay, group.clean[part], rows).written
+                other = replacements(part, clean)
+                kept = {"scores": score(replay, group, part, clean, other).cpu()}
+                checkpoint.put(key, kept)
+            scores[group.index[part]] = kept["scores"]
             done += part.stop - part.start
             if progress is not None:
                 progress(f"Attributing {model_label(model)}", done, len(prompts))
@@ -253,6 +261,7 @@ def _verify(
     ablation: Ablation,
     top: int,
     batch_size: int | None,
+    checkpoint: Checkpoint,
     progress: Progress | None,
 ) -> EdgeEffects:
     edges: tuple[Edge, ...] = layout_of(model).edges
@@ -264,5 +273,6 @@ def _verify(
         mode="direct",
         ablation=ablation,
         batch_size=batch_size,
+        checkpoint=checkpoint,
         progress=progress,
     )

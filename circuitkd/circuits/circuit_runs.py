@@ -20,6 +20,12 @@ Part = Node | Edge
 _CARRIED = {"resample": "corrupted"}  # what edges call an ablation by its paired prompt
 
 
+def ablation_of(circuit: Circuit) -> str:
+    """The ablation that a circuit was found with, in the words for nodes; ``mean`` if unsaid."""
+    words = {carried: word for word, carried in _CARRIED.items()}
+    return words.get(circuit.ablation, circuit.ablation) or "mean"
+
+
 class CircuitRuns:
     """Runs of one model in which some parts are kept and all others ablated.
 

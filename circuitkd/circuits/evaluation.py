@@ -24,7 +24,14 @@ from transformer_lens.model_bridge import TransformerBridge
 from circuitkd.circuits._report_file import read_report, save_report
 from circuitkd.circuits._shares import is_competent, percent_of
 from circuitkd.circuits.circuit import Circuit, Level
-from circuitkd.circuits.circuit_runs import CircuitRuns, Part, level_of, parts_at, parts_of
+from circuitkd.circuits.circuit_runs import (
+    CircuitRuns,
+    Part,
+    ablation_of,
+    level_of,
+    parts_at,
+    parts_of,
+)
 from circuitkd.circuits.curves import Curve, Recovery, faithfulness_curve, recovery
 from circuitkd.circuits.edges import Edge
 from circuitkd.circuits.hypothesis_tests import HypothesisTests, run_tests
@@ -168,7 +175,7 @@ def evaluate_circuit(
     prompts: Prompts,
     circuit: Circuit,
     *,
-    ablation: str = "mean",
+    ablation: str | None = None,
     minimality: bool = True,
     tests: bool = True,
     scores: Mapping[Node, float] | Mapping[Edge, float] | None = None,
@@ -187,7 +194,8 @@ def evaluate_circuit(
         model: the circuit's model.
         prompts: from ``task.sample`` with this model; best not those that it was found on.
         circuit: any circuit of the model.
-        ablation: what replaces what is not kept: ``"mean"``, ``"resample"`` or ``"zero"``.
+        ablation: what replaces what is not kept: ``"mean"``, ``"resample"`` or ``"zero"``; by
+            default what the circuit was found with, and ``"mean"`` where it does not say.
         minimality: leave out each node, and each edge that is listed: one run each.
         tests: the hypothesis tests of Shi et al. (2024): see ``hypothesis_tests``.
         scores: of all the model's nodes or edges, for the curve over circuit size (CPR, CMD).
@@ -207,6 +215,7 @@ def evaluate_circuit(
     100.0
     """
     level = level_of(circuit)
+    ablation = ablation_of(circuit) if ablation is None else ablation
     runs = CircuitRuns(model, prompts, level, ablation=ablation, batch_size=batch_size)
     Circuit(runs.sizes, {}).jaccard(circuit)  # refuses a circuit of another model
     parts = parts_of(circuit)

@@ -9,17 +9,15 @@ influence: when one of them has gone, the other can go no more.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import pandas as pd
-import torch
 from transformer_lens.model_bridge import TransformerBridge
 
-from circuitkd.circuits._shares import percent_of, require_competent
+from circuitkd.circuits._recorded import RecordedAnswers
+from circuitkd.circuits._shares import require_competent
+from circuitkd.circuits._sweep_result import ThresholdSweep
 from circuitkd.circuits._sweeps import Pruned, check_threshold, greedy_sweeps
 from circuitkd.circuits.ablated import NodeAblator
 from circuitkd.circuits.circuit import Circuit, Sizes
 from circuitkd.circuits.influence import Progress
-from circuitkd.errors import RunError
 from circuitkd.models import model_label
 from circuitkd.nodes import Node
 from circuitkd.prompts import Prompts
@@ -27,8 +25,6 @@ from circuitkd.runs import NO_CHECKPOINT, Checkpoint
 
 PUBLISHED_THRESHOLD = 0.2
 PUBLISHED_THRESHOLDS = (0.10, 0.15, 0.20, 0.25, 0.30)
-
-_SAVED_EVERY = 20  # evaluations between two checkpoints
 
 
 def prune_nodes(
@@ -79,24 +75,6 @@ def prune_nodes(
     return _pruned(scorer, threshold, order, relative_to, progress)
 
 
-@dataclass(frozen=True)
-class ThresholdSweep:
-    """The circuits of several thresholds.
-
-    ``frame`` has one row a threshold: threshold, nodes, heads, mlps, faithfulness_pct (of the full
-    model's metric; with its 95 % interval over prompts ``_low`` and ``_high``), jaccard (of the
-    node set with that of ``baseline``).
-    """
-
-    baseline: float
-    circuits: dict[float, Circuit]
-    frame: pd.DataFrame
-
-    def __repr__(self) -> str:
-        table = self.frame.to_string(index=False, float_format=lambda value: f"{value:.2f}")
-        return f"Node pruning at {len(self.circuits)} thresholds\n{table}"
-
-
 def threshold_sweep(
     model: TransformerBridge,
     prompts: Prompts,
@@ -129,18 +107,8 @@ def threshold_sweep(
         threshold: _pruned(scorer, threshold, order, relative_to, progress)
         for threshold in sorted({*thresholds, baseline})
     }
-    rows = [
-        {
-            "threshold": threshold,
-            "nodes": len(circuits[threshold]),
-            "heads": sum(node.kind == "head" for node in circuits[threshold].nodes),
-            "mlps": sum(node.kind == "mlp" for node in circuits[threshold].nodes),
-            **scorer.faithfulness(circuits[threshold].node_set),
-            "jaccard": circuits[threshold].jaccard(circuits[baseline]),
-        }
-        for threshold in sorted(set(thresholds))
-    ]
-    return ThresholdSweep(baseline, circuits, pd.DataFrame(rows))
+    retained = {t: scorer.runs.metric(circuit.node_set) for t, circuit in circuits.items()}
+    return ThresholdSweep.of(circuits, retained, scorer.clean, set(thresholds), baseline)
 
 
 @dataclass
@@ -160,39 +128,18 @@ class _Retained:
         )
         self.clean = self.runs.metric(self.runs.nodes)
         self.full = require_competent(self.clean, model_label(self.model))
-        # A run that goes on asks the same questions in the same order.
-        self._stored = (self.checkpoint.get("pruning") or {}).get("scores", torch.zeros(0)).tolist()
-        self._asked: list[float] = []
+        self._answers = RecordedAnswers(self.checkpoint, "pruning")
 
     def __call__(self, kept: frozenset[Node]) -> float:
         if kept not in self.known:
-            place = len(self._asked)
-            if place < len(self._stored):
-                value = self._stored[place]
-            else:
-                value = 100 * float(self.runs.metric(kept).double().mean()) / self.full
-                if not np.isfinite(value):
-                    raise RunError("An ablated run gave NaN or infinite metrics; try float32.")
-            self._asked.append(value)
-            self.known[kept] = value
-            if place >= len(self._stored) and len(self._asked) % _SAVED_EVERY == 0:
-                self.save()
+            self.known[kept] = self._answers.ask(
+                lambda: 100 * float(self.runs.metric(kept).double().mean()) / self.full
+            )
         return self.known[kept]
 
     def save(self) -> None:
         """Keep what is known so far."""
-        if len(self._asked) > len(self._stored):
-            scores = torch.tensor(self._asked, dtype=torch.float64)
-            self.checkpoint.put("pruning", {"scores": scores})
-
-    def faithfulness(self, kept: frozenset[Node]) -> dict[str, float]:
-        """What the circuit retains, in percent, and its interval over prompts."""
-        share, low, high = percent_of(self.runs.metric(kept), self.clean)
-        return {
-            "faithfulness_pct": share,
-            "faithfulness_low": low,
-            "faithfulness_high": high,
-        }
+        self._answers.save()
 
 
 def _pruned(

@@ -1,6 +1,7 @@
 """Edge pruning keeps what matters and lies on a path."""
 
-import pandas as pd
+from collections.abc import Callable, Mapping
+
 import pytest
 import torch
 from competent_models import answered_by
@@ -8,12 +9,16 @@ from random_models import random_bridge, random_prompts
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._patched import EdgePatcher
+from circuitkd.circuits.attribution import EdgeScores, edge_attribution
 from circuitkd.circuits.circuit import Circuit, Sizes
-from circuitkd.circuits.edge_pruning import prune_edges, top_edges
+from circuitkd.circuits.edge_pruning import edge_threshold_sweep, prune_edges, top_edges
 from circuitkd.circuits.edges import Edge
+from circuitkd.circuits.evaluation import evaluate_circuit
+from circuitkd.circuits.patching import EdgeEffects, path_patching
 from circuitkd.errors import InputError
 from circuitkd.nodes import Node
 from circuitkd.prompts import Prompts
+from circuitkd.runs import MemoryCheckpoint
 
 
 @pytest.fixture(params=["gpt2", "llama"])
@@ -125,13 +130,65 @@ def test_without_k_the_threshold_is_a_share_of_the_metric() -> None:
     assert circuit.edge_set == set(scores) - {weak}
 
 
-def test_scores_may_be_a_table() -> None:
-    class Table:
-        frame = pd.DataFrame({"edge": ["input->logits", "input->m0"], "score": [1.0, 9.0]})
-
+@pytest.mark.parametrize("find", [edge_attribution, path_patching])
+def test_scores_may_be_a_result(find: Callable[..., EdgeEffects | EdgeScores]) -> None:
     model = random_bridge("gpt2", layers=2)
-    circuit = prune_edges(model, some_prompts(model), method="top-k", scores=Table(), k=2)
-    assert circuit.edges == {Edge.parse("input->logits"): 1.0}
+    prompts = some_prompts(model)
+    scores = find(model, prompts)
+    circuit = prune_edges(model, prompts, method="top-k", scores=scores, k=30)
+    assert circuit == prune_edges(model, prompts, method="top-k", scores=scores.by_edge, k=30)
+    assert circuit.edges
+    values = scores.effects if isinstance(scores, EdgeEffects) else scores.scores
+    mean = dict(zip(scores.edges, values.double().mean(0).tolist(), strict=True))
+    assert circuit.edges == {edge: mean[edge] for edge in circuit.edges}
+
+
+class Dies(MemoryCheckpoint):
+    """A run that is killed after its second checkpoint."""
+
+    def put(self, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().put(key, tensors)
+        if len(tensors["answers"]) >= 40:
+            raise KeyboardInterrupt
+
+
+def test_a_killed_search_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_bridge("gpt2", layers=2)
+    prompts = some_prompts(model)
+    expected = prune_edges(model, prompts, threshold=0.02)
+    dying = Dies()
+    with pytest.raises(KeyboardInterrupt):
+        prune_edges(model, prompts, threshold=0.02, checkpoint=dying)
+    calls = []
+    metric = EdgePatcher.metric
+
+    def counted(patcher: EdgePatcher, patched: object) -> torch.Tensor:
+        calls.append(patched)
+        return metric(patcher, patched)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(EdgePatcher, "metric", counted)
+    assert prune_edges(model, prompts, threshold=0.02) == expected
+    whole = len(calls)
+    resumed = prune_edges(model, prompts, threshold=0.02, checkpoint=MemoryCheckpoint(dying.parts))
+    assert resumed == expected
+    assert len(calls) - whole == whole - 40
+
+
+def test_a_sweep_says_how_size_faithfulness_and_membership_depend_on_the_threshold() -> None:
+    model = random_bridge("gpt2", layers=2)
+    prompts = some_prompts(model)
+    sweep = edge_threshold_sweep(model, prompts, [0.01, 0.3], baseline=0.1)
+    assert sweep.frame["threshold"].tolist() == [0.01, 0.3]
+    for row in sweep.frame.to_dict("records"):
+        alone = prune_edges(model, prompts, threshold=row["threshold"])
+        base = prune_edges(model, prompts, threshold=0.1)
+        assert sweep.circuits[row["threshold"]] == alone
+        assert row["edges"] == len(alone.edges or ())
+        assert row["jaccard"] == alone.jaccard(base, "edges")
+        report = evaluate_circuit(model, prompts, alone, minimality=False, tests=False)
+        assert row["faithfulness_pct"] == pytest.approx(report.faithfulness, abs=1e-3)
+        assert row["faithfulness_pct"] == pytest.approx(alone.provenance["retained_pct"], abs=1e-3)
+    assert sweep.frame["edges"].is_monotonic_decreasing
 
 
 def test_ties_go_by_the_order_given() -> None:

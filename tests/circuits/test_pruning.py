@@ -208,12 +208,12 @@ def test_a_killed_run_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     model = random_bridge("gpt2")
     prompts = some_prompts(model)
     expected = prune_nodes(model, prompts)
-    monkeypatch.setattr("circuitkd.circuits.pruning._SAVED_EVERY", 5)
+    monkeypatch.setattr("circuitkd.circuits._recorded._SAVED_EVERY", 5)
     dying = Dies()
     with pytest.raises(KeyboardInterrupt):
         prune_nodes(model, prompts, checkpoint=dying)
-    monkeypatch.setattr("circuitkd.circuits.pruning._SAVED_EVERY", 10**9)
-    stored = dying.parts["pruning"]["scores"]
+    monkeypatch.setattr("circuitkd.circuits._recorded._SAVED_EVERY", 10**9)
+    stored = dying.parts["pruning"]["answers"]
     assert len(stored) == 5
     stored[3] += 0.125  # so that we see whether the stored value is what is used
     going_on = MemoryCheckpoint(dict(dying.parts))
@@ -222,7 +222,7 @@ def test_a_killed_run_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     theirs, ours = (c.provenance["decisions"] for c in (expected, circuit))
     assert [row[2] for row in ours][3] == pytest.approx(theirs[3][2] + 0.125)
     assert ours[4:] == theirs[4:]
-    assert len(going_on.parts["pruning"]["scores"]) > 5
+    assert len(going_on.parts["pruning"]["answers"]) > 5
 
 
 def test_progress_counts_the_candidates_of_a_sweep() -> None:
