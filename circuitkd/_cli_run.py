@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from circuitkd.errors import InputError
 from circuitkd.tasks import Task, load_task
@@ -17,6 +17,7 @@ ABLATIONS = ("mean", "zero", "resample")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@runtime_checkable
 class Options(Protocol):
     """The options that the numbers of any such command depend on; a dataclass."""
 

@@ -7,18 +7,20 @@ commands that need them, so that ``--help`` answers at once.
 
 import io
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from circuitkd import __version__
+from circuitkd import _cli_options as options
 from circuitkd._cli_support import INTERRUPTED, told_in_words
 
 _EXAMPLES = """[bold]Examples[/]
 
 circuitkd score (compares the bundled models on IOI: offline, in seconds)
+
+circuitkd circuit tiny-teacher --task numerals
 
 circuitkd tasks show numerals --model tiny-teacher
 
@@ -100,63 +102,26 @@ def score(
     student: Annotated[
         str, typer.Option(help="Likewise; read with its own tokenizer.", metavar="MODEL")
     ] = "tiny-student",
-    task: Annotated[
-        str, typer.Option(help="A shipped task, or a task file (.yaml).", metavar="TASK")
-    ] = "ioi",
-    n: Annotated[int, typer.Option("-n", help="Number of prompts, at least 8.")] = 100,
+    task: options.Task = "ioi",
+    n: options.N = 100,
     seed: Annotated[int, typer.Option(help="Of the prompts and of the bootstrap.")] = 0,
-    ablation: Annotated[
-        str,
-        typer.Option(
-            help="What replaces a component's output: its mean over corrupted prompts, zero, or "
-            "its value on a corrupted prompt.",
-            metavar="mean|zero|resample",
-        ),
-    ] = "mean",
+    ablation: options.Ablation = "mean",
     preset: Annotated[
         str, typer.Option(help="circuitkd's measures, or the paper's.", metavar="default|paper")
     ] = "default",
-    variant: Annotated[
-        str | None,
-        typer.Option(help="An out-of-distribution variant of the task.", metavar="NAME"),
-    ] = None,
-    bos: Annotated[
-        str,
-        typer.Option(
-            help="Beginning-of-sequence token: what each tokenizer does itself (auto), none, or "
-            "this token.",
-            metavar="auto|none|TOKEN",
-        ),
-    ] = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Save everything here; an interrupted run continues when it is called again with "
-            "the same arguments.",
-            metavar="DIR",
-        ),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
-    dtype: Annotated[
-        str,
-        typer.Option(help="Number format of the weights.", metavar="float32|bfloat16|float16"),
-    ] = "float32",
-    threads: Annotated[
-        int | None,
-        typer.Option(help="CPU threads; fewer is faster where others work too.", min=1),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Prompts at once; by default what suits the machine.", min=1),
-    ] = None,
+    variant: options.Variant = None,
+    bos: options.Bos = "auto",
+    out: options.Out = None,
+    json: options.Json = False,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    threads: options.Threads = None,
+    batch_size: options.BatchSize = None,
 ) -> None:
     """Compare the circuits with which a teacher and a student solve a task."""
     from circuitkd._cli_score import ScoreOptions, run_score
 
-    options = ScoreOptions(
+    chosen = ScoreOptions(
         teacher=teacher,
         student=student,
         task=task,
@@ -169,12 +134,141 @@ def score(
         device=device,
         dtype=dtype,
     )
-    if out is None:
-        hint = "With --out DIR, an interrupted run can be continued."
-    else:
-        hint = f"Call again with the same arguments to continue in {out}."
-    with told_in_words(hint):
-        run_score(options, out=out, as_json=json, threads=threads, batch_size=batch_size)
+    with told_in_words(options.continue_hint(out)):
+        run_score(chosen, out=out, as_json=json, threads=threads, batch_size=batch_size)
+
+
+_INFLUENCE_EXAMPLES = """[bold]Examples[/]
+
+circuitkd influence tiny-teacher --task numerals
+
+circuitkd influence gpt2 --task ioi --ablation resample --out runs/gpt2-influence
+"""
+
+
+@app.command(epilog=_INFLUENCE_EXAMPLES)
+def influence(
+    model: Annotated[str, typer.Argument(help="A bundled model, a directory, or a hub id.")],
+    task: options.Task = "ioi",
+    n: options.N = 100,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    ablation: options.Ablation = "mean",
+    variant: options.Variant = None,
+    bos: options.Bos = "auto",
+    top: Annotated[int, typer.Option(help="How many nodes to print.", min=1)] = 12,
+    out: options.Out = None,
+    json: options.Json = False,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    threads: options.Threads = None,
+    batch_size: options.BatchSize = None,
+) -> None:
+    """Measure what each head and MLP of a model does for a task, by ablating one at a time."""
+    from circuitkd._cli_circuit import InfluenceOptions, run_influence
+
+    chosen = InfluenceOptions(
+        model=model,
+        task=task,
+        n=n,
+        seed=seed,
+        ablation=ablation,
+        variant=variant,
+        bos=bos,
+        device=device,
+        dtype=dtype,
+    )
+    with told_in_words(options.continue_hint(out)):
+        run_influence(
+            chosen, out=out, as_json=json, top=top, threads=threads, batch_size=batch_size
+        )
+
+
+_CIRCUIT_HELP = (
+    "Find the circuit with which a model solves a task, and judge it on other prompts.\n\n"
+    "Methods: [bold]prune[/] removes heads and MLPs while enough of the metric is left; "
+    "[bold]acdc[/] removes edges from the logits backward; [bold]path-patching[/] measures every "
+    "edge exactly, [bold]eap[/] and [bold]eap-ig[/] estimate it by gradients, [bold]auto[/] "
+    "estimates all edges and measures the strongest; these keep the strongest edges."
+)
+_CIRCUIT_EXAMPLES = """[bold]Examples[/]
+
+circuitkd circuit tiny-teacher --task numerals
+
+circuitkd circuit tiny-teacher --task ioi --method eap-ig --top 300 --details
+
+circuitkd circuit gpt2 --task ioi --method acdc --threshold 0.005 --out runs/gpt2-acdc
+"""
+
+
+@app.command(help=_CIRCUIT_HELP, epilog=_CIRCUIT_EXAMPLES)
+def circuit(
+    model: Annotated[str, typer.Argument(help="A bundled model, a directory, or a hub id.")],
+    task: options.Task = "ioi",
+    method: Annotated[
+        str,
+        typer.Option(help="How to search.", metavar="prune|acdc|path-patching|eap|eap-ig|auto"),
+    ] = "prune",
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="A share of the metric. prune: what may be lost in all (default 0.2). Others: "
+            "an edge that matters less goes (default 0.002).",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(help="Instead of a threshold, this many of the strongest edges.", min=1),
+    ] = None,
+    n: Annotated[
+        int,
+        typer.Option("-n", help="Prompts to search on, at least 8; as many others judge."),
+    ] = 256,
+    seed: Annotated[int, typer.Option(help="Of the prompts and of the tests.")] = 0,
+    ablation: Annotated[
+        str | None,
+        typer.Option(
+            help="What replaces what is left out: its mean over corrupted prompts (default of "
+            "prune), its value on a corrupted prompt (default of all others), or zero.",
+            metavar="mean|zero|resample",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Gradients a prompt of eap-ig and auto.", min=1)] = 5,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Also leave out each part, and test the circuit's claims."),
+    ] = False,
+    variant: options.Variant = None,
+    bos: options.Bos = "auto",
+    out: options.Out = None,
+    json: options.Json = False,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    threads: options.Threads = None,
+    batch_size: options.BatchSize = None,
+) -> None:
+    """Find the circuit with which a model solves a task, and judge it on other prompts."""
+    from circuitkd._cli_circuit import CircuitOptions, run_circuit
+
+    chosen = CircuitOptions(
+        model=model,
+        task=task,
+        method=method,
+        threshold=threshold,
+        top=top,
+        n=n,
+        seed=seed,
+        ablation=ablation,
+        steps=steps,
+        details=details,
+        variant=variant,
+        bos=bos,
+        device=device,
+        dtype=dtype,
+    )
+    with told_in_words(options.continue_hint(out)):
+        run_circuit(chosen, out=out, as_json=json, threads=threads, batch_size=batch_size)
 
 
 _MODELS_EXAMPLES = """[bold]Examples[/]
@@ -229,9 +323,7 @@ def show(
         str | None,
         typer.Option(help="Show the tokens that this model reads.", metavar="MODEL"),
     ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="An out-of-distribution variant.", metavar="NAME")
-    ] = None,
+    variant: options.Variant = None,
     n: Annotated[int, typer.Option("-n", help="Number of samples.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 0,
     bos: Annotated[

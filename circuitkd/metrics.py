@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.stats import binomtest
 from torch import Tensor
 
 from circuitkd.errors import InputError
@@ -57,6 +58,16 @@ def accuracy(metric: Float[Tensor, "prompt"]) -> float:
     0.5
     """
     return float((metric > 0).double().mean())
+
+
+def accuracy_interval(metric: Float[Tensor, "prompt"]) -> tuple[float, float]:
+    """95 % Wilson interval of ``accuracy``, which does not collapse at 0 or 1.
+
+    >>> [round(end, 2) for end in accuracy_interval(torch.ones(8))]
+    [0.68, 1.0]
+    """
+    interval = binomtest(int((metric > 0).sum()), len(metric)).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def bootstrap_weights(n: int, draws: int, seed: int) -> Int[np.ndarray, "draw sample"]:

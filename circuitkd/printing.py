@@ -57,7 +57,7 @@ def _performance_table(result: "Comparison") -> Table:
     teacher = result.performance["teacher"]
     metric = teacher.metric.replace("_", " ")
     unit = "" if teacher.unit == "probability" else f" ({teacher.unit})"
-    table = _table("", "model", f"{metric}{unit}", "accuracy", "does the task?")
+    table = plain_table("", "model", f"{metric}{unit}", "accuracy", "does the task?")
     for side, style in (("teacher", TEACHER), ("student", STUDENT)):
         model = result.performance[side]
         table.add_row(
@@ -97,9 +97,9 @@ def _alignment_lines(result: "Comparison") -> Table:
 def _matches_lines(result: "Comparison") -> list[RenderableType]:
     threshold = result.restructuring.threshold
     matches = result.matches[result.matches["similarity"] >= threshold]
-    table = _table("teacher", "student", "similarity", "", "influence")
+    table = plain_table("teacher", "student", "similarity", "", "influence")
     table.columns[-1].justify = "right"
-    for row in _rows(matches.head(_STRONGEST)):
+    for row in rows_of(matches.head(_STRONGEST)):
         low, high = row.get("similarity_low"), row.get("similarity_high")
         table.add_row(
             Text(f"T {_label(row['teacher'])}", TEACHER),
@@ -120,15 +120,15 @@ def _restructuring_lines(result: "Comparison") -> list[RenderableType]:
     changed = result.restructuring
     merges = [
         Text.assemble(_teachers(row["teachers"]), " → ", _students([row["student"]]))
-        for row in _rows(changed.merges)
+        for row in rows_of(changed.merges)
     ]
     splits = [
         Text.assemble(_teachers([row["teacher"]]), " → ", _students(row["students"]))
-        for row in _rows(changed.splits)
+        for row in rows_of(changed.splits)
     ]
     drops = [
         Text.assemble(_teachers([row["teacher"]]), f" {_percent(row['lost'])}")
-        for row in _rows(changed.drops)
+        for row in rows_of(changed.drops)
     ]
     grid = Table.grid(padding=(0, 2))
     for name, entries in (("merged", merges), ("split", splits), ("dropped", drops)):
@@ -163,7 +163,7 @@ def models_view(
 
     ``families``: name and examples of every supported family.
     """
-    table = _table("bundled", "layers", "heads", "width", "family")
+    table = plain_table("bundled", "layers", "heads", "width", "family")
     for name, config in configs.items():
         table.add_row(
             name, *(str(config[key]) for key in ("n_layer", "n_head", "n_embd", "model_type"))
@@ -186,11 +186,13 @@ def models_view(
     )
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table, each column -> value."""
     return frame.to_dict(orient="records")  # pyright: ignore[reportReturnType]
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str) -> Table:
+    """A table without lines."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
         table.add_column(heading)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy.stats import binomtest
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel
@@ -44,7 +43,7 @@ from circuitkd.compare.matching import (
 )
 from circuitkd.compare.similarity import component_similarity, paper_similarity, same_kind
 from circuitkd.errors import InputError
-from circuitkd.metrics import bootstrap_weights, percentile_interval
+from circuitkd.metrics import accuracy_interval, bootstrap_weights, percentile_interval
 from circuitkd.models import load_model
 from circuitkd.prompts import PromptGroup, Prompts, compared_positions
 from circuitkd.runs import NO_CHECKPOINT, Checkpoint, ScopedCheckpoint, versions
@@ -329,7 +328,7 @@ def performance_of(influence: Influence) -> Performance:
     """The clean performance that an influence was measured against."""
     clean = influence.clean.double().numpy()
     low, high = influence.clean_interval
-    accuracy = binomtest(int((clean > 0).sum()), len(clean)).proportion_ci(method="wilson")
+    accuracy_low, accuracy_high = accuracy_interval(influence.clean)
     return Performance(
         name=influence.model,
         metric=influence.metric,
@@ -338,8 +337,8 @@ def performance_of(influence: Influence) -> Performance:
         low=low,
         high=high,
         accuracy=influence.accuracy,
-        accuracy_low=float(accuracy.low),
-        accuracy_high=float(accuracy.high),
+        accuracy_low=accuracy_low,
+        accuracy_high=accuracy_high,
         competent=influence.competent,
     )
 
