@@ -147,15 +147,15 @@ class TestCircuit:
         del content["variants"]
         content["templates"] = content["templates"][:1]
         names = {*content["words"]} - {"names"}
-        content["words"] |= {name: content["words"][name][:1] for name in names}
-        content["words"]["names"] = content["words"]["names"][:5]  # 20 prompts
+        content["words"] |= {name: content["words"][name][:2] for name in names}
+        content["words"]["names"] = content["words"]["names"][:5]  # 20 · 2 · 2 prompts
         (tmp_path / "few.yaml").write_text(yaml.safe_dump(content))
         options = ("tiny-student", "--task", tmp_path / "few.yaml", "--json", "-n")
-        twelve, eight = call("circuit", *options, "12"), call("circuit", *options, "8")
-        assert answer(twelve)["prompts_in_both_samples"] == 4
-        assert "too few different prompts: 4 of the 12" in twelve.stderr
-        assert answer(eight)["prompts_in_both_samples"] == 0
-        assert eight.stderr == ""
+        few, many = call("circuit", *options, "40"), call("circuit", *options, "48")
+        assert answer(few)["prompts_in_both_samples"] == 0
+        assert few.stderr == ""
+        assert answer(many)["prompts_in_both_samples"] == 16
+        assert "too few different prompts: 16 of the 48" in many.stderr
 
     @pytest.mark.parametrize(
         "method", [pytest.param("acdc", marks=pytest.mark.slow), "eap-ig", "prune"]
