@@ -46,7 +46,8 @@ class Mlp:
 class HandSet:
     """The weights of a model to be; ``bridge`` makes the model.
 
-    ``spaces`` names the parts of the residual stream and gives their widths.
+    ``spaces`` names the parts of the residual stream and gives their widths;
+    ``d_head`` is the least that a head needs.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class HandSet:
         positions: int,
         spaces: dict[str, int],
         d_mlp: int = 1,
+        d_head: int = 1,
     ) -> None:
         used = sum(spaces.values()) + 1
-        self.d_head = -(-used // heads)
+        self.d_head = max(d_head, -(-used // heads))
         self.width = heads * self.d_head
         self.dump = self.width - 1
         self.layers, self.heads = layers, heads

@@ -52,6 +52,7 @@ def ioi_model(strength: float = SATURATED, *, seed: int = 0) -> TransformerBridg
         vocabulary=VOCABULARY,
         positions=LENGTH,
         d_mlp=8,
+        d_head=NAMES + LENGTH + 1,
         spaces={
             "token": VOCABULARY,
             "place": LENGTH,
