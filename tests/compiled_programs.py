@@ -1,8 +1,8 @@
 """RASP programs that Tracr compiled, as GPT-2 models: reverse, and the share of x.
 
-``scripts/compile_programs.py`` made the weights and says how. Tracr's transformer has no layer norm,
-uses ReLU, and was compiled with a causal mask, so ``hand_set.HandSet`` holds it exactly; the heads
-are wider than Tracr's, and the dimensions beyond its own hold zeros.
+``scripts/compile_programs.py`` made the weights and says how. Tracr's transformer has no layer
+norms, uses ReLU, and was compiled with a causal mask, so ``hand_set.HandSet`` holds it exactly; the
+heads are wider than Tracr's, and the dimensions beyond its own hold zeros.
 
 The answer is read at the last position, which sees the whole prompt. ``reverse`` answers with the
 first token: its logit is 1, that of all others 0. ``x_proportion`` writes one number, and the
@@ -101,7 +101,10 @@ def reverse_prompts(corruption: str, n: int = 12, *, seed: int = 0) -> Prompts:
     program, generator = load_program("reverse"), torch.Generator().manual_seed(seed)
     letters = program.about["vocabulary"]
     groups = []
-    for length, index in zip((3, 4), torch.arange(n).split([n // 2, n - n // 2]), strict=True):
+    halves = torch.arange(n).split([n // 2, n - n // 2])
+    for length, index in zip((3, 4), halves, strict=True):
+        if len(index) == 0:
+            continue
         clean = _permutations(len(index), len(letters), generator)[:, :length]
         means = _permutations(64, len(letters), generator)[:, :length]
         if corruption == "tokens":
