@@ -22,6 +22,7 @@ from circuitkd.nodes import Node
 from circuitkd.prompts import Prompts
 
 MIB_GRID = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+RANKINGS = ("magnitude", "signed")
 
 
 def cpr(fractions: Sequence[float], faithfulness: Sequence[float]) -> float:
@@ -49,11 +50,12 @@ class Curve:
     ``frame`` has one row a size: fraction (asked for), parts (kept, after those without a path
     went), faithfulness. Faithfulness = (circuit - nothing kept) / (full model - nothing kept): 0
     where the circuit does no more than the fully ablated model, 1 where it does what the model
-    does.
+    does. ``ranking`` says which parts came first: CPR and CMD depend on it.
     """
 
     level: Level
     ablation: str
+    ranking: str
     frame: pd.DataFrame
 
     @property
@@ -68,7 +70,10 @@ class Curve:
 
     def __repr__(self) -> str:
         table = self.frame.to_string(index=False, float_format=lambda value: f"{value:.3f}")
-        title = f"Faithfulness over size, {self.level}, {self.ablation} ablation"
+        title = (
+            f"Faithfulness over size, {self.level} ranked by {self.ranking}, "
+            f"{self.ablation} ablation"
+        )
         return f"{title}: CPR {self.cpr:.3f}, CMD {self.cmd:.3f}\n{table}"
 
 
@@ -79,6 +84,7 @@ def faithfulness_curve(
     *,
     grid: Sequence[float] = MIB_GRID,
     ablation: str = "resample",
+    ranking: str = "magnitude",
     batch_size: int | None = None,
 ) -> Curve:
     """Keep the strongest share of all nodes or edges, for each share of ``grid``.
@@ -86,14 +92,15 @@ def faithfulness_curve(
     Args:
         model: from ``load_model``.
         prompts: from ``task.sample`` with this model.
-        scores: nodes or edges -> score; the largest abs(score) is kept first, parts that are
-            missing count as 0 and come last.
+        scores: nodes or edges -> score, negative where the part helps; missing ones count as 0.
         grid: increasing shares of all the model's nodes or edges; each keeps the integer part.
         ablation: ``"resample"`` (MIB), ``"mean"`` or ``"zero"``.
+        ranking: what is kept first: the largest abs(score) (``"magnitude"``), or what helps most,
+            so that what hinders comes last (``"signed"``).
         batch_size: prompts that go through the model at once.
 
     Raises:
-        InputError: nodes and edges mixed, no scores, parts that the model does not have, a grid
+        InputError: an unknown ranking, nodes and edges mixed, no scores, parts that the model does not have, a grid
             that does not increase within [0, 1].
         RunError: the fully ablated model does what the full model does.
 
@@ -107,6 +114,8 @@ def faithfulness_curve(
     """
     if not grid or any(b <= a for a, b in zip((-1, *grid), grid, strict=False)) or grid[-1] > 1:
         raise InputError(f"A grid must increase within 0 and 1; this is {list(grid)}.")
+    if ranking not in RANKINGS:
+        raise InputError(f"Unknown ranking {ranking!r}: choose one of {', '.join(RANKINGS)}.")
     level = _level(scores)
     runs = CircuitRuns(model, prompts, level, ablation=ablation, batch_size=batch_size)
     if unknown := set(scores) - set(runs.parts):
@@ -115,14 +124,15 @@ def faithfulness_curve(
     if abs(full - nothing) < 1e-6:
         raise RunError("Ablating everything changes nothing: there is no faithfulness to measure.")
     by_part: dict[Part, float] = {part: scores.get(part, 0.0) for part in runs.parts}  # pyright: ignore
-    ranked = sorted(runs.parts, key=lambda part: -abs(by_part[part]))
+    first = (lambda score: -abs(score)) if ranking == "magnitude" else float
+    ranked = sorted(runs.parts, key=lambda part: first(by_part[part]))
     rows = []
     for fraction in grid:
         kept = _on_paths(runs.sizes, ranked[: int(fraction * len(ranked) + 1e-9)])
         metric = float(runs.metric(kept).double().mean())
         faithfulness = (metric - nothing) / (full - nothing)
         rows.append({"fraction": fraction, "parts": len(kept), "faithfulness": faithfulness})
-    return Curve(level, ablation, pd.DataFrame(rows))
+    return Curve(level, ablation, ranking, pd.DataFrame(rows))
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,22 @@ def test_a_curve_over_nodes_takes_the_strongest_first() -> None:
     assert curve.frame["faithfulness"][0] == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_curve_says_how_parts_were_ranked_and_that_decides_which_come_first() -> None:
+    model = random_bridge("gpt2", layers=2)
+    prompts, sizes = some_prompts(model), Sizes.of(model)
+    helps, hinders = sizes.nodes[3], sizes.nodes[8]
+    scores = {helps: -1.0, hinders: 2.0}
+    runs = CircuitRuns(model, prompts, "nodes", ablation="resample")
+    full, nothing = (float(runs.metric(kept).mean()) for kept in (sizes.nodes, ()))
+    for ranking, first in (("magnitude", hinders), ("signed", helps)):
+        curve = faithfulness_curve(model, prompts, scores, grid=[0.1], ranking=ranking)
+        own = float(runs.metric([first]).mean())
+        expected = (own - nothing) / (full - nothing)
+        assert curve.frame["faithfulness"][0] == pytest.approx(expected, abs=1e-4)
+        assert curve.ranking == ranking
+        assert f"ranked by {ranking}" in repr(curve)
+
+
 def test_scores_and_grids_are_checked() -> None:
     model = random_bridge("gpt2", layers=1)
     prompts, scores = some_prompts(model), {Node.parse("m0"): 1.0}
@@ -252,6 +268,8 @@ def test_scores_and_grids_are_checked() -> None:
         faithfulness_curve(model, prompts, mixed)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no m7"):
         faithfulness_curve(model, prompts, {Node.parse("m7"): 1.0})
+    with pytest.raises(InputError, match="magnitude, signed"):
+        faithfulness_curve(model, prompts, scores, ranking="absolute")
     for grid in ([], [0.5, 0.5], [0.5, 2.0]):
         with pytest.raises(InputError, match="grid must increase"):
             faithfulness_curve(model, prompts, scores, grid=grid)
