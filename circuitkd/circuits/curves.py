@@ -100,8 +100,8 @@ def faithfulness_curve(
         batch_size: prompts that go through the model at once.
 
     Raises:
-        InputError: an unknown ranking, nodes and edges mixed, no scores, parts that the model does not have, a grid
-            that does not increase within [0, 1].
+        InputError: an unknown ranking, nodes and edges mixed, no scores, parts that the model does
+            not have, a grid that does not increase within [0, 1].
         RunError: the fully ablated model does what the full model does.
 
     >>> import circuitkd as ckd
