@@ -6,7 +6,7 @@ under zero ablation only. ``wired`` is what the weights connect, whether it matt
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from planted_ioi import ioi_model, ioi_prompts
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits.circuit import Circuit, Sizes
+from circuitkd.circuits.curves import recovery
+from circuitkd.circuits.edges import Edge
 from circuitkd.prompts import Prompts
 
 FILE = Path(__file__).parent / "data" / "known_circuits.json"
@@ -87,3 +89,21 @@ PROPORTION = _cases(
     "x_proportion", ABLATIONS, partial(compiled_model, "x_proportion"), proportion_prompts
 )
 PLANTED, COMPILED = (*INDUCTION, *IOI), (*REVERSE, *PROPORTION)
+
+Sets = tuple[Known, TransformerBridge, Prompts, Circuit]
+
+
+def made(known: Known) -> Sets:
+    """With its model, prompts and circuit."""
+    model = known.make_model()
+    return known, model, known.make_prompts(), known.circuit(model)
+
+
+def auroc(known: Circuit, scores: Mapping[Edge, float]) -> float:
+    """How well scores tell the edges of a known circuit from all others."""
+    return recovery(known, known, scores=scores).auroc
+
+
+def names(scores: Mapping[Edge, float], least: float) -> set[str]:
+    """Edges whose score is at least so far from 0."""
+    return {edge.name for edge, score in scores.items() if abs(score) >= least}

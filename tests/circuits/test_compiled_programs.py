@@ -6,7 +6,6 @@ that matters, gradients only what values carry on, unless a step falls onto a st
 
 import pytest
 import torch
-from circuits.test_ground_truth import by_edge, made, names, recovered
 from compiled_programs import (
     PROGRAMS,
     compiled_model,
@@ -15,7 +14,16 @@ from compiled_programs import (
     reverse_prompts,
     wired_edges,
 )
-from known_circuits import COMPILED, PROPORTION, REVERSE, Known, known_circuit
+from known_circuits import (
+    COMPILED,
+    PROPORTION,
+    REVERSE,
+    Known,
+    auroc,
+    known_circuit,
+    made,
+    names,
+)
 
 from circuitkd.circuits.attribution import edge_attribution
 from circuitkd.circuits.edge_pruning import prune_edges
@@ -73,8 +81,8 @@ def test_the_derived_circuits_are_what_the_weights_connect(name: str) -> None:
 @cases
 def test_path_patching_finds_exactly_the_edges_that_matter(known: Known) -> None:
     known, model, prompts, circuit = made(known)
-    effects = by_edge(path_patching(model, prompts, ablation=known.ablation), "effect")
-    assert recovered(circuit, effects).auroc == 1.0
+    effects = path_patching(model, prompts, ablation=known.ablation).by_edge
+    assert auroc(circuit, effects) == 1.0
     assert min(abs(effects[edge]) for edge in circuit.edge_set) > 0.1
     assert max(abs(e) for edge, e in effects.items() if edge not in circuit.edge_set) < 1e-5
 
@@ -122,9 +130,9 @@ def test_wired_edges_that_do_not_matter_do_not() -> None:
 @pytest.mark.parametrize("method", ["eap", "eap-ig"])
 def test_attribution_is_exact_where_only_values_change(known: Known, method: str) -> None:
     known, model, prompts, circuit = made(known)
-    scores = by_edge(edge_attribution(model, prompts, method=method, ablation=known.ablation))
-    exact = by_edge(path_patching(model, prompts, ablation=known.ablation), "effect")
-    assert recovered(circuit, scores).auroc == 1.0
+    scores = edge_attribution(model, prompts, method=method, ablation=known.ablation).by_edge
+    exact = path_patching(model, prompts, ablation=known.ablation).by_edge
+    assert auroc(circuit, scores) == 1.0
     assert scores == pytest.approx(exact, abs=1e-4)
 
 
@@ -140,7 +148,7 @@ def test_attribution_is_exact_where_only_values_change(known: Known, method: str
 def test_eap_sees_only_what_values_carry_on(known: Known, seen: set[str]) -> None:
     """Saturated scores and the staircases of MLPs have no slope at the clean prompt."""
     known, model, prompts, circuit = made(known)
-    scores = by_edge(edge_attribution(model, prompts, method="eap", ablation=known.ablation))
+    scores = edge_attribution(model, prompts, method="eap", ablation=known.ablation).by_edge
     assert names(scores, 1e-3) == seen
     assert len(seen) < len(circuit.edge_set)
 
@@ -149,11 +157,11 @@ def test_eap_misses_an_mlp_that_is_off_at_the_clean_prompt() -> None:
     """More x in the corrupted prompts: where x is new, the ReLU that sees it has no slope yet."""
     model, prompts = compiled_model("x_proportion"), proportion_prompts(2, 4)
     exact, eap, ig = (
-        by_edge(result, column)[Edge.parse("input->m0")]
-        for result, column in (
-            (path_patching(model, prompts), "effect"),
-            (edge_attribution(model, prompts, method="eap"), "score"),
-            (edge_attribution(model, prompts), "score"),
+        result.by_edge[Edge.parse("input->m0")]
+        for result in (
+            path_patching(model, prompts),
+            edge_attribution(model, prompts, method="eap"),
+            edge_attribution(model, prompts),
         )
     )
     assert exact == pytest.approx(0.4, abs=1e-5)
@@ -164,8 +172,8 @@ def test_eap_misses_an_mlp_that_is_off_at_the_clean_prompt() -> None:
 def test_eap_ig_finds_zero_ablated_attention_if_nothing_else_is_in_the_way() -> None:
     """Without query or key, BOS is attended to as well: seen close to zero, and underestimated."""
     _, model, prompts, circuit = made(PROPORTION[2])
-    scores = by_edge(edge_attribution(model, prompts, ablation="zero"))
-    assert recovered(circuit, scores).auroc == 1.0
+    scores = edge_attribution(model, prompts, ablation="zero").by_edge
+    assert auroc(circuit, scores) == 1.0
     assert -0.02 < scores[Edge.parse("input->a1.h0<q>")] < -0.01  # exactly, -0.13
 
 
@@ -174,10 +182,10 @@ def test_eap_ig_misses_the_length_under_zero_ablation() -> None:
     a stair, so the head that it reads seems to do nothing, with any number of steps.
     """
     _, model, prompts, circuit = made(REVERSE[0])
-    scores = by_edge(edge_attribution(model, prompts, steps=10, ablation="zero"))
+    scores = edge_attribution(model, prompts, steps=10, ablation="zero").by_edge
     missed = {"input->a0.h0<v>", "a0.h0->m0"}
     assert max(abs(scores[Edge.parse(name)]) for name in missed) < 1e-5
-    assert recovered(circuit, scores).auroc < 1.0
+    assert auroc(circuit, scores) < 1.0
 
 
 def test_eap_ig_meets_a_narrow_stair_by_luck() -> None:
@@ -187,7 +195,7 @@ def test_eap_ig_meets_a_narrow_stair_by_luck() -> None:
     """
     model, prompts = compiled_model("reverse"), reverse_prompts("length", n=1)
     circuit = REVERSE[2].circuit(model)
-    few, more = (by_edge(edge_attribution(model, prompts, steps=steps)) for steps in (40, 70))
+    few, more = (edge_attribution(model, prompts, steps=steps).by_edge for steps in (40, 70))
     assert names(few, 1e-3) == {"a3.h0->logits"}
     assert names(more, 1e-3) == {edge.name for edge in circuit.edge_set}
     assert more[Edge.parse("input->a0.h0<k>")] < -3  # exactly, -1

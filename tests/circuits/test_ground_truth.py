@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from gates import gate_circuit, gate_model, gate_prompts
-from known_circuits import INDUCTION, IOI, PLANTED, Known
+from known_circuits import INDUCTION, IOI, PLANTED, Known, Sets, auroc, made, names
 from planted_induction import NOISE as INDUCTION_NOISE
 from planted_induction import PLANTED as INDUCTION_ROLES
 from planted_induction import SOFT as SOFT_INDUCTION
@@ -22,26 +22,18 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits.attribution import edge_attribution, node_attribution
-from circuitkd.circuits.circuit import Circuit, Sizes
-from circuitkd.circuits.curves import Recovery, recovery
-from circuitkd.circuits.edge_pruning import EdgeTable, prune_edges
-from circuitkd.circuits.edges import Edge
+from circuitkd.circuits.circuit import Sizes
+from circuitkd.circuits.discovery import SCORED, find_circuit
+from circuitkd.circuits.edge_pruning import prune_edges
 from circuitkd.circuits.evaluation import evaluate_circuit
 from circuitkd.circuits.patching import patched_run, path_patching
 from circuitkd.circuits.pruning import prune_nodes
 from circuitkd.nodes import Node
 from circuitkd.prompts import PromptGroup, Prompts
 
-Sets = tuple[Known, TransformerBridge, Prompts, Circuit]
-
 ROLES = {"induction": INDUCTION_ROLES, "planted ioi": IOI_ROLES}
 NOISE = {"induction": INDUCTION_NOISE, "planted ioi": IOI_NOISE}
 LEAST, MOST = 0.3, 0.03  # every planted edge has at least that effect, every other at most that
-
-
-def made(known: Known) -> Sets:
-    model = known.make_model()
-    return known, model, known.make_prompts(), known.circuit(model)
 
 
 @pytest.fixture(params=PLANTED, ids=str)
@@ -59,19 +51,6 @@ def soft(request: pytest.FixtureRequest) -> Sets:
         else ioi_model(SOFT_IOI)
     )
     return request.param, model, request.param.make_prompts(), request.param.circuit(model)
-
-
-def by_edge(result: EdgeTable, column: str = "score") -> dict[Edge, float]:
-    names, values = result.frame["edge"], result.frame[column]
-    return {Edge.parse(str(n)): float(v) for n, v in zip(names, values, strict=True)}
-
-
-def recovered(known: Circuit, scores: dict[Edge, float]) -> Recovery:
-    return recovery(Circuit.build(known.sizes, edges=[]), known, scores=scores)
-
-
-def names(scores: dict[Edge, float], least: float) -> set[str]:
-    return {edge.name for edge, score in scores.items() if abs(score) >= least}
 
 
 def pattern(model: TransformerBridge, group: PromptGroup, node: Node) -> Tensor:
@@ -140,8 +119,8 @@ def test_a_noise_head_changes_as_much_as_a_planted_one(known: Known) -> None:
 
 def test_path_patching_tells_planted_edges_from_all_others(planted: Sets) -> None:
     known, model, prompts, circuit = planted
-    effects = by_edge(path_patching(model, prompts, ablation=known.ablation), "effect")
-    assert recovered(circuit, effects).auroc == 1.0
+    effects = path_patching(model, prompts, ablation=known.ablation).by_edge
+    assert auroc(circuit, effects) == 1.0
     assert max(effects[edge] for edge in circuit.edge_set) < -LEAST
     assert max(abs(e) for edge, e in effects.items() if edge not in circuit.edge_set) < MOST
 
@@ -181,22 +160,23 @@ def test_through_mlps_also_counts_the_path_over_an_mlp() -> None:
 # ---------------------------------------------------------------------- estimates
 
 
-@pytest.mark.parametrize("method", ["eap", "eap-ig"])
-def test_attribution_finds_the_planted_edges_where_attention_is_soft(
+@pytest.mark.parametrize("method", SCORED)
+def test_every_method_finds_the_planted_edges_where_attention_is_soft(
     soft: Sets, method: str
 ) -> None:
     known, model, prompts, circuit = soft
-    result = edge_attribution(model, prompts, method=method, ablation=known.ablation)
-    assert recovered(circuit, by_edge(result)).auroc == 1.0
-    found = prune_edges(model, prompts, method="top-k", scores=result, k=len(circuit.edge_set))
-    assert found.edge_set == circuit.edge_set
+    top = len(circuit.edge_set)
+    found = find_circuit(model, prompts, method, top=top, ablation=known.node_ablation)
+    assert found.scores is not None
+    assert auroc(circuit, found.scores.by_edge) == 1.0
+    assert found.circuit.edge_set == circuit.edge_set
 
 
 @pytest.mark.parametrize("known", [*INDUCTION[:2], *IOI[:2]], ids=str)
 def test_eap_sees_no_query_and_no_key_where_attention_is_saturated(known: Known) -> None:
     """The gradient of a flat softmax vanishes: all that is found is what values carry on."""
     known, model, prompts, circuit = made(known)
-    scores = by_edge(edge_attribution(model, prompts, method="eap", ablation=known.ablation))
+    scores = edge_attribution(model, prompts, method="eap", ablation=known.ablation).by_edge
     behind = {
         "induction": {"input->a1.h2<v>", "a1.h2->m1", "m1->logits"},
         "planted ioi": {
@@ -204,7 +184,7 @@ def test_eap_sees_no_query_and_no_key_where_attention_is_saturated(known: Known)
         },
     }
     assert names(scores, 0.05) == behind[known.name]
-    assert recovered(circuit, scores).auroc < 0.9
+    assert auroc(circuit, scores) < 0.9
 
 
 @pytest.mark.parametrize("known", INDUCTION[:2], ids=str)
@@ -212,7 +192,7 @@ def test_eap_ig_finds_induction_where_attention_is_saturated(known: Known) -> No
     """Between clean and corrupted the softmax moves, and some of the steps fall there."""
     known, model, prompts, circuit = made(known)
     result = edge_attribution(model, prompts, steps=20, ablation=known.ablation)
-    assert recovered(circuit, by_edge(result)).auroc == 1.0
+    assert auroc(circuit, result.by_edge) == 1.0
 
 
 def test_eap_ig_loses_edges_whose_worth_changes_sign_on_the_way() -> None:
@@ -225,12 +205,19 @@ def test_eap_ig_loses_edges_whose_worth_changes_sign_on_the_way() -> None:
     values = ["input->a2.h0<v>", "input->a2.h3<v>"]
     exact = path_patching(model, prompts, edges=values).frame["effect"]
     assert exact.tolist() == pytest.approx([-0.5, -0.5], abs=0.01)
-    scores = by_edge(edge_attribution(model, prompts, steps=40))
-    assert recovered(circuit, scores).auroc < 1.0
+    scores = edge_attribution(model, prompts, steps=40).by_edge
+    assert auroc(circuit, scores) < 1.0
     assert not names(scores, 0.02) & set(values)
     assert names(scores, 0.02) >= {
         edge.name for edge in circuit.edge_set if edge.receiver.layer in (0, 1)
     }
+
+
+def test_auto_measures_what_eap_ig_underrates() -> None:
+    """The name movers' values are not near the top, but among the 50 that are verified."""
+    _, model, prompts, circuit = made(IOI[0])
+    result = edge_attribution(model, prompts, method="auto", steps=20, top=50)
+    assert auroc(circuit, result.by_edge) == 1.0
 
 
 def test_under_zero_ablation_eap_misses_what_positions_are_for() -> None:
@@ -239,7 +226,7 @@ def test_under_zero_ablation_eap_misses_what_positions_are_for() -> None:
     edges = ["input->a0.h1<q>", "input->a0.h1<k>"]
     exact = path_patching(model, prompts, edges=edges, ablation=known.ablation).frame["effect"]
     assert exact.max() < -0.9
-    scores = by_edge(edge_attribution(model, prompts, method="eap", ablation=known.ablation))
+    scores = edge_attribution(model, prompts, method="eap", ablation=known.ablation).by_edge
     assert not names(scores, 1e-4) & set(edges)
 
 
@@ -277,11 +264,11 @@ def test_attribution_patching_sees_only_the_last_heads_where_attention_is_satura
 def test_every_method_finds_the_edges_of_and(method: str) -> None:
     model, prompts = gate_model("and"), gate_prompts()
     scores = (
-        by_edge(path_patching(model, prompts), "effect")
+        path_patching(model, prompts).by_edge
         if method == "exact"
-        else by_edge(edge_attribution(model, prompts, method=method))
+        else edge_attribution(model, prompts, method=method).by_edge
     )
-    assert recovered(gate_circuit(model), scores).auroc == 1.0
+    assert auroc(gate_circuit(model), scores) == 1.0
 
 
 @pytest.mark.parametrize("method", ["exact", "eap"])
@@ -289,9 +276,9 @@ def test_one_edge_at_a_time_both_branches_of_or_are_missed(method: str) -> None:
     """Either branch alone suffices, and near the clean prompt the gate is flat."""
     model, prompts = gate_model("or"), gate_prompts()
     scores = (
-        by_edge(path_patching(model, prompts), "effect")
+        path_patching(model, prompts).by_edge
         if method == "exact"
-        else by_edge(edge_attribution(model, prompts, method="eap"))
+        else edge_attribution(model, prompts, method="eap").by_edge
     )
     assert names(scores, 0.01) == {"m0->logits"}
 
@@ -299,7 +286,7 @@ def test_one_edge_at_a_time_both_branches_of_or_are_missed(method: str) -> None:
 def test_eap_ig_finds_both_branches_of_or() -> None:
     """On the way both bits fall together, and below a half of each the gate follows them."""
     model, prompts = gate_model("or"), gate_prompts()
-    scores = by_edge(edge_attribution(model, prompts, steps=20))
-    assert recovered(gate_circuit(model), scores).auroc == 1.0
+    scores = edge_attribution(model, prompts, steps=20).by_edge
+    assert auroc(gate_circuit(model), scores) == 1.0
     for edge in gate_circuit(model).edge_set:
         assert scores[edge] == pytest.approx(-1 if edge.name == "m0->logits" else -0.5, abs=0.02)
