@@ -205,7 +205,7 @@ def test_eap_ig_loses_edges_whose_worth_changes_sign_on_the_way() -> None:
     values = ["input->a2.h0<v>", "input->a2.h3<v>"]
     exact = path_patching(model, prompts, edges=values).frame["effect"]
     assert exact.tolist() == pytest.approx([-0.5, -0.5], abs=0.01)
-    scores = edge_attribution(model, prompts, steps=40).by_edge
+    scores = edge_attribution(model, prompts, steps=20).by_edge
     assert auroc(circuit, scores) < 1.0
     assert not names(scores, 0.02) & set(values)
     assert names(scores, 0.02) >= {
