@@ -190,12 +190,12 @@ def test_eap_ig_misses_the_length_under_zero_ablation() -> None:
 
 def test_eap_ig_meets_a_narrow_stair_by_luck() -> None:
     """From one length to the next the staircase rises within 2 % of the way, and the attention that
-    follows turns within part of that. 10 steps miss it, and so do 40; the last of 14 lands there,
+    follows turns within part of that. 10 steps miss it, and so do 40; the last of 24 lands there,
     and stands for far more of the way than it should: the rank is right, the size is not.
     """
     model, prompts = compiled_model("reverse"), reverse_prompts("length", n=1)
     circuit = REVERSE[2].circuit(model)
-    missed, met = (edge_attribution(model, prompts, steps=steps).by_edge for steps in (10, 14))
+    missed, met = (edge_attribution(model, prompts, steps=steps).by_edge for steps in (10, 24))
     assert names(missed, 1e-3) == {"a3.h0->logits"}
     assert names(met, 1e-3) == {edge.name for edge in circuit.edge_set}
-    assert met[Edge.parse("input->a0.h0<k>")] < -3  # exactly, -1
+    assert met[Edge.parse("input->a0.h0<k>")] < -5  # exactly, -1
