@@ -58,7 +58,7 @@ def plain_bridge(config: GPT2Config) -> TransformerBridge:
     return bridge.eval()
 
 
-def random_prompts(vocabulary: int) -> Prompts:
+def random_prompts(vocabulary: int, n_prompts: int = PROMPTS, length: int = LENGTH) -> Prompts:
     draw = torch.Generator().manual_seed(0)
 
     def tokens(*shape: int) -> torch.Tensor:
@@ -66,15 +66,15 @@ def random_prompts(vocabulary: int) -> Prompts:
 
     group = PromptGroup(
         template=0,
-        clean=tokens(PROMPTS, LENGTH),
-        corrupted=tokens(PROMPTS, LENGTH),
-        correct=tokens(PROMPTS),
-        incorrect=tokens(PROMPTS),
-        positions={"END": torch.full((PROMPTS,), LENGTH - 1)},
-        texts=("",) * PROMPTS,
-        corrupted_texts=("",) * PROMPTS,
-        index=torch.arange(PROMPTS),
-        means=tokens(PROMPTS, LENGTH),
+        clean=tokens(n_prompts, length),
+        corrupted=tokens(n_prompts, length),
+        correct=tokens(n_prompts),
+        incorrect=tokens(n_prompts),
+        positions={"END": torch.full((n_prompts,), length - 1)},
+        texts=("",) * n_prompts,
+        corrupted_texts=("",) * n_prompts,
+        index=torch.arange(n_prompts),
+        means=tokens(n_prompts, length),
         candidates=None,
         valid=None,
     )
