@@ -9,9 +9,9 @@ projection and the layer norm is taken one layer at a time, when it is needed.
 from dataclasses import dataclass
 
 import torch
-from einops import einsum
+from einops import einsum, rearrange
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuitkd.circuits.edges import ATTENTION_KINDS, layout_of
 from circuitkd.circuits.engine import Edit, Replay, hooked
@@ -22,10 +22,14 @@ from circuitkd.prompts import PromptGroup
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``), and streams ``pre.3``."""
+    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``), and what norms computed.
 
-    stream: dict[str, Tensor]
+    ``norm`` holds ``normalized.3`` and ``scale.3``, of the layer norm before attention: its input
+    (centred, unless it is an RMS norm) over its scale, and the scale.
+    """
+
     gradient: dict[str, Tensor]
+    norm: dict[str, Tensor]
 
 
 def metric_gradients(
@@ -44,21 +48,22 @@ def metric_gradients(
         metric: what is differentiated.
         prompts: the slice of the group.
         embed: the residual stream that enters block 0.
-        places: any of ``pre``, ``q``, ``k``, ``v``, ``mid``, ``z``, ``mlp``; ``end`` always.
+        places: any of ``q``, ``k``, ``v``, ``mid``, ``z``, ``mlp``; ``end`` always.
     """
     points = {
-        "pre": "ln1.hook_in",
         "mid": replay.family.mlp_input,
         "z": "attn.hook_z",
         "mlp": "mlp.hook_out",
         **{kind: f"attn.{kind}.hook_out" for kind in ATTENTION_KINDS},
     }
     value: dict[str, Tensor] = {}
-    edits: dict[str, Edit] = {
-        f"blocks.{layer}.{points[place]}": _own_view(value, f"{place}.{layer}")
-        for layer in range(replay.n_layers)
-        for place in places
-    }
+    norm: dict[str, Tensor] = {}
+    edits: dict[str, Edit] = {}
+    for layer in range(replay.n_layers):
+        for place in places:
+            edits[f"blocks.{layer}.{points[place]}"] = _own_view(value, f"{place}.{layer}")
+        for part in ("normalized", "scale"):
+            edits[f"blocks.{layer}.ln1.hook_{part}"] = _keep(norm, f"{part}.{layer}")
     edits["ln_final.hook_in"] = _own_view(value, "end")
     edits["unembed.hook_in"] = lambda stream: stream[:, -1:]
     start = embed.detach().requires_grad_()
@@ -72,8 +77,7 @@ def metric_gradients(
         name: torch.zeros_like(value[name]) if gradient is None else gradient
         for name, gradient in zip(value, gradients, strict=True)
     }
-    streams = {name: kept.detach() for name, kept in value.items() if name.startswith("pre")}
-    return Gradients(streams, found)
+    return Gradients(found, norm)
 
 
 def receiver_gradients(
@@ -81,20 +85,35 @@ def receiver_gradients(
 ) -> Float[Tensor, "batch receiver pos d_model"]:
     """Gradient at the input residual stream, before the layer norm, of each query, key and value.
 
-    In the order of ``Layout.attention_receivers``.
+    In the order of ``Layout.attention_receivers``. The layer norm is y = w x / |x| up to constants,
+    with x centred unless it is an RMS norm; back through it a gradient loses what lies along x.
     """
     block = replay.model.blocks[layer]
-    parts = []
+    along, scale = seen.norm[f"normalized.{layer}"], seen.norm[f"scale.{layer}"]
+    weights = _normed_weights(block)
+    n_receivers = sum(len(weight) for weight in weights)
+    found = along.new_empty(n_receivers, *along.shape)  # receiver first: one matrix each
+    first = 0
+    for kind, weight in zip(ATTENTION_KINDS, weights, strict=True):
+        gradient = seen.gradient[f"{kind}.{layer}"].flatten(2) / scale
+        gradient = rearrange(gradient, "b pos (h d_head) -> h (b pos) d_head", h=len(weight))
+        own = found[first : first + len(weight)]
+        torch.bmm(gradient, weight.mT, out=own.flatten(1, 2))
+        first += len(weight)
+    size = einsum(found, along, "receiver b pos d, b pos d -> receiver b pos") / along.shape[-1]
+    found.addcmul_(along, size[..., None], value=-1)
+    return rearrange(found, "receiver b pos d -> b receiver pos d")
+
+
+def _normed_weights(block: nn.Module) -> list[Float[Tensor, "head d_model d_head"]]:
+    """Weights of queries, keys, values on the normalised stream, times the layer norm's own."""
+    weights = []
     for kind in ATTENTION_KINDS:
-        weight = getattr(block.attn, f"W_{kind.upper()}").detach()
-        gradient = seen.gradient[f"{kind}.{layer}"].flatten(2).unflatten(2, (len(weight), -1))
-        parts.append(einsum(gradient, weight, "b pos h d_head, h d d_head -> b h pos d"))
-    after_norm = torch.cat(parts, 1)
-    with torch.enable_grad():
-        pre = seen.stream[f"pre.{layer}"][:, None].expand_as(after_norm).flatten(0, 1)
-        pre = pre.detach().requires_grad_()
-        (before_norm,) = torch.autograd.grad(block.ln1(pre), pre, after_norm.flatten(0, 1))
-    return before_norm.unflatten(0, after_norm.shape[:2])
+        weight = getattr(block.attn, f"W_{kind.upper()}").detach() * block.ln1.weight[:, None]
+        if not block.ln1.uses_rms_norm:
+            weight = weight - weight.mean(1, keepdim=True)
+        weights.append(weight)
+    return weights
 
 
 def edge_products(
@@ -147,5 +166,12 @@ def _own_view(value: dict[str, Tensor], name: str) -> Edit:
     def keep(tensor: Tensor) -> Tensor:
         value[name] = tensor.view_as(tensor)
         return value[name]
+
+    return keep
+
+
+def _keep(kept: dict[str, Tensor], name: str) -> Edit:
+    def keep(tensor: Tensor) -> None:
+        kept[name] = tensor.detach()
 
     return keep

@@ -228,9 +228,7 @@ def _edge_scores(
     total = torch.zeros(())
     for point in points:
         embed = other.embed + point * (clean.embed - other.embed)
-        seen = metric_gradients(
-            replay, group, metric, prompts, embed, ("pre", "q", "k", "v", "mid")
-        )
+        seen = metric_gradients(replay, group, metric, prompts, embed, ("q", "k", "v", "mid"))
         total = total + edge_products(replay, seen, changes).cpu()
     return total / len(points)
 
