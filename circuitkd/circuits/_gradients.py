@@ -13,6 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from circuitkd.circuits._senders import Written
 from circuitkd.circuits.edges import ATTENTION_KINDS, layout_of
 from circuitkd.circuits.engine import Edit, Replay, hooked
 from circuitkd.errors import InputError
@@ -22,14 +23,16 @@ from circuitkd.prompts import PromptGroup
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``), and what norms computed.
+    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``), and what the run did.
 
     ``norm`` holds ``normalized.3`` and ``scale.3``, of the layer norm before attention: its input
-    (centred, unless it is an RMS norm) over its scale, and the scale.
+    (centred, unless it is an RMS norm) over its scale, and the scale. ``written`` are the senders'
+    outputs.
     """
 
     gradient: dict[str, Tensor]
     norm: dict[str, Tensor]
+    written: Written
 
 
 def metric_gradients(
@@ -60,7 +63,7 @@ def metric_gradients(
     norm: dict[str, Tensor] = {}
     edits: dict[str, Edit] = {}
     for layer in range(replay.n_layers):
-        for place in places:
+        for place in {*places, "z", "mlp"}:
             edits[f"blocks.{layer}.{points[place]}"] = _own_view(value, f"{place}.{layer}")
         for part in ("normalized", "scale"):
             edits[f"blocks.{layer}.ln1.hook_{part}"] = _keep(norm, f"{part}.{layer}")
@@ -72,12 +75,24 @@ def metric_gradients(
         tokens = group.clean[prompts].to(replay.device)
         logits = replay.model(tokens, use_cache=False)[:, -1]
         total = _metric(logits, group, metric, prompts).sum()
-        gradients = torch.autograd.grad(total, list(value.values()), allow_unused=True)
+        wanted = {name: view for name, view in value.items() if name.split(".")[0] in places}
+        wanted["end"] = value["end"]
+        gradients = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
     found = {
-        name: torch.zeros_like(value[name]) if gradient is None else gradient
-        for name, gradient in zip(value, gradients, strict=True)
+        name: torch.zeros_like(wanted[name]) if gradient is None else gradient
+        for name, gradient in zip(wanted, gradients, strict=True)
     }
-    return Gradients(found, norm)
+    return Gradients(found, norm, _written(replay, embed, value))
+
+
+def _written(replay: Replay, embed: Tensor, value: dict[str, Tensor]) -> Written:
+    layers = range(replay.n_layers)
+    z = [value[f"z.{layer}"].detach().flatten(2) for layer in layers]
+    return Written(
+        embed,
+        tuple(one.unflatten(2, replay.W_O(layer).shape[:2]) for layer, one in enumerate(z)),
+        tuple(value[f"mlp.{layer}"].detach() for layer in layers),
+    )
 
 
 def receiver_gradients(

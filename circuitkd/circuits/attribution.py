@@ -56,7 +56,8 @@ __all__ = [
 EDGE_METHODS: tuple[str, ...] = ("eap", "eap-ig", "auto")
 NODE_METHODS: tuple[str, ...] = ("atp",)
 
-SliceScores = Callable[[Replay, PromptGroup, slice, Written, Written], Tensor]
+Replace = Callable[[slice, Written], Written]
+SliceScores = Callable[[Replay, PromptGroup, slice, Replace], Tensor]
 
 
 def edge_attribution(
@@ -112,9 +113,9 @@ def edge_attribution(
     points = [1.0] if method == "eap" else [(step + 0.5) / steps for step in range(steps)]
 
     def score(
-        replay: Replay, group: PromptGroup, rows: slice, clean: Written, other: Written
+        replay: Replay, group: PromptGroup, rows: slice, replace: Replace
     ) -> Float[Tensor, "batch edge"]:
-        return _edge_scores(replay, group, rows, clean, other, points, prompts.metric)
+        return _edge_scores(replay, group, rows, replace, points, prompts.metric)
 
     n_edges = len(layout_of(model).edges)
     scores = _scores(model, prompts, known, batch_size, progress, score, n_edges, checkpoint)
@@ -163,9 +164,9 @@ def node_attribution(
         raise InputError(f"Unknown method {method!r}: choose one of {', '.join(NODE_METHODS)}.")
 
     def score(
-        replay: Replay, group: PromptGroup, rows: slice, clean: Written, other: Written
+        replay: Replay, group: PromptGroup, rows: slice, replace: Replace
     ) -> Float[Tensor, "batch node"]:
-        return _node_scores(replay, group, rows, clean, other, prompts.metric)
+        return _node_scores(replay, group, rows, replace, prompts.metric)
 
     nodes = component_nodes_of(model)
     return NodeScores(
@@ -198,13 +199,11 @@ def _scores(
         replay = Replay(model, group.clean)
         n_pos = group.clean.shape[1]
         rows = rows_per_batch(model, n_pos, batch_size)
-        replacements = Replacements(replay, group, ablation, rows)
+        replace = Replacements(replay, group, ablation, rows)
         for part in prompt_slices(replay, len(group.clean), n_pos, rows):
             key = f"attribution.{number}.{part.start}-{part.stop}"
             if (kept := checkpoint.get(key)) is None:
-                clean = trace(replay, group.clean[part], rows).written
-                other = replacements(part, clean)
-                kept = {"scores": score(replay, group, part, clean, other).cpu()}
+                kept = {"scores": score(replay, group, part, replace).cpu()}
                 checkpoint.put(key, kept)
             scores[group.index[part]] = kept["scores"]
             done += part.stop - part.start
@@ -219,16 +218,23 @@ def _edge_scores(
     replay: Replay,
     group: PromptGroup,
     prompts: slice,
-    clean: Written,
-    other: Written,
+    replace: Replace,
     points: list[float],
     metric: str,
 ) -> Float[Tensor, "batch edge"]:
+    places = ("q", "k", "v", "mid")
+    if points == [1.0]:
+        embed = replay.embed(group.clean[prompts])
+        seen = metric_gradients(replay, group, metric, prompts, embed, places)
+        clean = seen.written
+        return edge_products(replay, seen, sender_changes(replay, clean, replace(prompts, clean)))
+    clean = trace(replay, group.clean[prompts], prompts.stop - prompts.start).written
+    other = replace(prompts, clean)
     changes = sender_changes(replay, clean, other)
     total = torch.zeros(())
     for point in points:
         embed = other.embed + point * (clean.embed - other.embed)
-        seen = metric_gradients(replay, group, metric, prompts, embed, ("q", "k", "v", "mid"))
+        seen = metric_gradients(replay, group, metric, prompts, embed, places)
         total = total + edge_products(replay, seen, changes).cpu()
     return total / len(points)
 
@@ -237,11 +243,13 @@ def _node_scores(
     replay: Replay,
     group: PromptGroup,
     prompts: slice,
-    clean: Written,
-    other: Written,
+    replace: Replace,
     metric: str,
 ) -> Float[Tensor, "batch node"]:
-    seen = metric_gradients(replay, group, metric, prompts, clean.embed, ("z", "mlp")).gradient
+    embed = replay.embed(group.clean[prompts])
+    found = metric_gradients(replay, group, metric, prompts, embed, ("z", "mlp"))
+    seen, clean = found.gradient, found.written
+    other = replace(prompts, clean)
     parts = []
     for layer in range(replay.n_layers):
         z = seen[f"z.{layer}"].reshape(clean.z[layer].shape)
