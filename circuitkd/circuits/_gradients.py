@@ -7,6 +7,7 @@ projection and the layer norm is taken one layer at a time, when it is needed.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from einops import einsum, rearrange
@@ -63,12 +64,13 @@ def metric_gradients(
     norm: dict[str, Tensor] = {}
     edits: dict[str, Edit] = {}
     for layer in range(replay.n_layers):
-        for place in {*places, "z", "mlp"}:
+        for place in dict.fromkeys((*places, "z", "mlp")):
             edits[f"blocks.{layer}.{points[place]}"] = _own_view(value, f"{place}.{layer}")
         for part in ("normalized", "scale"):
             edits[f"blocks.{layer}.ln1.hook_{part}"] = _keep(norm, f"{part}.{layer}")
     edits["ln_final.hook_in"] = _own_view(value, "end")
-    edits["unembed.hook_in"] = lambda stream: stream[:, -1:]
+    # Not contiguous, it would be multiplied with a copy of the unembedding for each prompt.
+    edits["unembed.hook_in"] = lambda stream: stream[:, -1:].contiguous()
     start = embed.detach().requires_grad_()
     edits["blocks.0.hook_in"] = lambda _stream: start
     with torch.enable_grad(), hooked(edits, replay.model):
@@ -122,10 +124,11 @@ def receiver_gradients(
 
 def _normed_weights(block: nn.Module) -> list[Float[Tensor, "head d_model d_head"]]:
     """Weights of queries, keys, values on the normalised stream, times the layer norm's own."""
+    norm: Any = block.ln1
     weights = []
     for kind in ATTENTION_KINDS:
-        weight = getattr(block.attn, f"W_{kind.upper()}").detach() * block.ln1.weight[:, None]
-        if not block.ln1.uses_rms_norm:
+        weight = getattr(block.attn, f"W_{kind.upper()}").detach() * norm.weight[:, None]
+        if not norm.uses_rms_norm:
             weight = weight - weight.mean(1, keepdim=True)
         weights.append(weight)
     return weights
