@@ -34,6 +34,7 @@ class LayerAttention:
         self._norm, attention = block.ln1, block.attn
         self._weights = {kind: _weight(attention, kind) for kind in ATTENTION_KINDS}
         self._biases = {kind: _bias(attention, kind) for kind in ATTENTION_KINDS}
+        self._output_bias = _bias(attention, "O")
         self._scale = float(
             getattr(attention.original_component, "scaling", 1 / math.sqrt(replay.model.cfg.d_head))
         )
@@ -61,8 +62,23 @@ class LayerAttention:
         self, kind: str, normed: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch head pos d_head"]:
         """All heads' queries, or all groups' keys or values."""
-        heads = range(len(self._weights[kind]))
-        return torch.stack([self.project(kind, head, normed) for head in heads], 1)
+        out = einsum(normed, self._weights[kind], "b pos d, h d d_head -> b h pos d_head")
+        if (bias := self._biases[kind]) is not None:
+            out = out + bias[:, None]
+        return out if kind == "v" else self._rotate(out)
+
+    @torch.no_grad()
+    def pattern(
+        self,
+        query: Float[Tensor, "*#stack query d_head"],
+        key: Float[Tensor, "*#stack key d_head"],
+    ) -> Float[Tensor, "*stack query key"]:
+        """Causal attention pattern; the queries are those of the last positions."""
+        scores = query @ key.transpose(-1, -2) * self._scale
+        n_query, n_key = scores.shape[-2:]
+        future = torch.ones(n_query, n_key, dtype=torch.bool, device=scores.device)
+        future = future.triu(1 + n_key - n_query)
+        return scores.masked_fill(future, -torch.inf).float().softmax(-1).to(query.dtype)
 
     @torch.no_grad()
     def attend(
@@ -72,12 +88,31 @@ class LayerAttention:
         value: Float[Tensor, "*#stack key d_head"],
     ) -> Float[Tensor, "*stack query d_head"]:
         """Causal attention; the queries are those of the last positions."""
-        scores = query @ key.transpose(-1, -2) * self._scale
-        n_query, n_key = scores.shape[-2:]
-        future = torch.ones(n_query, n_key, dtype=torch.bool, device=scores.device)
-        future = future.triu(1 + n_key - n_query)
-        pattern = scores.masked_fill(future, -torch.inf).float().softmax(-1)
-        return pattern.to(value.dtype) @ value
+        return self.pattern(query, key) @ value
+
+    @torch.no_grad()
+    def at_end(
+        self, stream: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch head d_head"]:
+        """What ``attend`` gives all heads at the last position.
+
+        Values are not computed: the pattern is applied to what they are projected from.
+        """
+        normed = self.normed(stream)
+        query = self.project_all("q", normed[:, -1:])
+        key = self.for_query_heads(self.project_all("k", normed))
+        pattern = self.pattern(query, key)[:, :, 0]
+        read = einsum(pattern, normed, "b head key, b key d -> b head d")
+        weight = self.for_query_heads(self._weights["v"])
+        z = einsum(read, weight, "b head d, head d d_head -> b head d_head")
+        bias = self._biases["v"]
+        return z if bias is None else z + self.for_query_heads(bias[:, None])[:, 0]
+
+    @torch.no_grad()
+    def output(self, z: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch d_model"]:
+        """What the attention adds to the residual stream."""
+        writes = self._replay.head_writes(self.layer, z).sum(-2)
+        return writes if self._output_bias is None else writes + self._output_bias
 
     def for_query_heads(
         self, values: Float[Tensor, "*stack kv_head pos d_head"]
@@ -91,7 +126,7 @@ class LayerAttention:
     def _rotate(self, x: Tensor) -> Tensor:
         if self._rotation is None:
             return x
-        cos, sin = self._rotation
+        cos, sin = (part[..., -x.shape[-2] :, :] for part in self._rotation)  # the last positions
         half = x.shape[-1] // 2
         turned = torch.cat([-x[..., half:], x[..., :half]], -1)
         return x * cos + turned * sin
@@ -176,7 +211,7 @@ def _weight(attention: torch.nn.Module, kind: str) -> Float[Tensor, "head d_mode
     return getattr(attention, f"W_{kind.upper()}").detach()
 
 
-def _bias(attention: torch.nn.Module, kind: str) -> Float[Tensor, "head d_head"] | None:
+def _bias(attention: torch.nn.Module, kind: str) -> Tensor | None:
     bias = getattr(attention, f"b_{kind.upper()}", None)
     return None if bias is None else bias.detach()
 

@@ -176,9 +176,7 @@ class _PatchedSlice:
         first = layer * len(layout.layer_receivers(layer))
         mlp_row = first + len(layout.attention_receivers(layer))
         z = self._heads(layer, pre, mask[first:mlp_row], at)
-        mid = pre[:, at] + replay.head_writes(layer, z).sum(-2)
-        if (bias := getattr(replay.model.blocks[layer].attn, "b_O", None)) is not None:
-            mid = mid + bias
+        mid = pre[:, at] + self._attentions[layer].output(z)
         sender = 1 + layer * (layout.n_heads + 1)
         change = replay.head_writes(layer, self._other.z[layer][:, at] - z)
         self._changes[:, sender : sender + layout.n_heads, at] = rearrange(

@@ -19,6 +19,7 @@ the logits need no block at all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import groupby
 from typing import Literal
 
@@ -108,7 +109,7 @@ def path_patching(
     clean = torch.zeros(len(prompts))
     done = 0
     for number, group in enumerate(prompts.groups):
-        part = _GroupRun(
+        run = _GroupRun(
             model,
             group,
             prompts.metric,
@@ -118,12 +119,12 @@ def path_patching(
             replacements=lambda replay, rows, group=group: Replacements(replay, group, known, rows),
             checkpoint=ScopedCheckpoint(checkpoint, f"patching.{number}."),
         )
-        clean[group.index] = part.clean_metric()
-        for rows, columns, values in part.effects():
+        for rows, columns, values in run.effects():
             effects[group.index[rows][:, None], torch.tensor(columns)] = values
             done += values.numel()
             if progress is not None:
                 progress(f"Patching {model_label(model)}", done, effects.numel())
+        clean[group.index] = run.clean
     if not (torch.isfinite(effects).all() and torch.isfinite(clean).all()):
         raise RunError(f"{model_label(model)} gave NaN or infinite metrics; try dtype float32.")
     return EdgeEffects(
@@ -198,31 +199,35 @@ class _GroupRun:
         self.rows = rows_per_batch(model, n_pos, batch_size)
         self.slices = prompt_slices(self.replay, len(group.clean), n_pos, self.rows)
         self._replacements = replacements
+        self.clean = torch.zeros(len(group.clean))  # the clean metric, filled by ``effects``
         self._attention: dict[int, LayerAttention] = {}
         self.pairs = self._in_order(edges)
 
-    def clean_metric(self) -> Float[Tensor, "batch"]:
-        ends = []
-        for prompts in self.slices:
-            end = self.replay.end_after_block(-1, self.replay.embed(self.group.clean[prompts]))
-            ends.append(self.read(end[None], prompts)[0])
-        return torch.cat(ends)
-
     def effects(self) -> Iterator[tuple[slice, list[int], Float[Tensor, "batch edge"]]]:
-        """Prompts, columns, effects: piece by piece."""
-        replacements: Replacements | None = None
+        """Prompts, columns, effects: piece by piece. Fills ``clean``."""
+        replacements = cache(partial(self._replacements, self.replay, self.rows))
         for prompts in self.slices:
-            pieces = list(self._pieces(prompts.stop - prompts.start))
-            kept = [self.checkpoint.get(self._key(prompts, piece)) for piece in pieces]
-            run: _SliceRun | None = None
-            for piece, part in zip(pieces, kept, strict=True):
-                if part is None:
-                    if run is None:
-                        replacements = replacements or self._replacements(self.replay, self.rows)
-                        run = _SliceRun(self, prompts, replacements)
-                    part = {"effects": run.effects([self.pairs[number] for number in piece])}
-                    self.checkpoint.put(self._key(prompts, piece), part)
-                yield prompts, [self.pairs[number][0] for number in piece], part["effects"]
+            yield from self._slice_effects(prompts, replacements)
+
+    def _slice_effects(
+        self, prompts: slice, replacements: Callable[[], Replacements]
+    ) -> Iterator[tuple[slice, list[int], Float[Tensor, "batch edge"]]]:
+        run = cache(lambda: _SliceRun(self, prompts, replacements()))
+        name = f"{prompts.start}-{prompts.stop}"
+        self.clean[prompts] = self._kept(f"{name}.clean", lambda: run().clean_metric)
+        for piece in self._pieces(prompts.stop - prompts.start):
+            pairs = [self.pairs[number] for number in piece]
+            key = f"{name}.{piece[0]}-{piece[-1]}"
+            effects = self._kept(key, lambda pairs=pairs: run().effects(pairs))
+            yield prompts, [column for column, _, _ in pairs], effects
+
+    def _kept(self, key: str, measure: Callable[[], Tensor]) -> Tensor:
+        """From the checkpoint, or measured now and put there."""
+        part = self.checkpoint.get(key)
+        if part is None:
+            part = {"value": measure()}
+            self.checkpoint.put(key, part)
+        return part["value"]
 
     def attention(self, layer: int, stream: Float[Tensor, "batch pos d_model"]) -> LayerAttention:
         if layer not in self._attention:
@@ -255,10 +260,6 @@ class _GroupRun:
     @staticmethod
     def _stage(receiver: Receiver) -> tuple[int | None, bool]:
         return receiver.layer, receiver.is_attention
-
-    @staticmethod
-    def _key(prompts: slice, piece: list[int]) -> str:
-        return f"{prompts.start}-{prompts.stop}.{piece[0]}-{piece[-1]}"
 
 
 class _SliceRun:
@@ -308,7 +309,7 @@ class _SliceRun:
         if heads is None:
             change = self.changes[:, [sender for _, sender, _ in pairs]]
             after = mid + mlp_output(self.replay, layer, mid + change[:, :, positions])
-            end = self.replay.end_after_block(layer, after.flatten(0, 1))
+            end = self._onward(layer, after.flatten(0, 1))
         else:
             entering = self.clean.entering(layer)[:, None]
             parts = []
@@ -316,8 +317,21 @@ class _SliceRun:
                 stream = entering + self.changes[:, [sender for _, sender, _ in own]]
                 parts.append(heads.write_change(receiver, stream, last))
             moved = mid + torch.cat(parts, 1)
-            end = self.replay.end_after_mid(layer, moved.flatten(0, 1))
+            end = self._onward(layer, self.replay.finish(layer, moved.flatten(0, 1)))
         return end.unflatten(0, (len(seen.mid), len(pairs)))
+
+    def _onward(
+        self, layer: int, stream: Float[Tensor, "batch _ d_model"]
+    ) -> Float[Tensor, "batch d_model"]:
+        """The final residual stream at the last position, from the output of block ``layer``."""
+        last = self.replay.n_layers - 1
+        if layer == last:
+            return stream[:, -1]
+        for later in range(layer + 1, last):
+            stream = self.replay.block(later, stream)
+        attention = self.group.attention(last, self.clean.entering(last))
+        mid = stream[:, -1:] + attention.output(attention.at_end(stream))[:, None]
+        return self.replay.finish(last, mid)[:, -1]
 
     def _heads(self, layer: int) -> CleanHeads:
         entering = self.clean.entering(layer)
