@@ -214,9 +214,9 @@ def _bridge(
     # Handed to the builder, the tokenizer would be reloaded as one that adds a BOS to every text.
     bridge.tokenizer = tokenizer
     bridge.eval()
-    bridge.requires_grad_(False)
     if processed:
         bridge.process_weights()
+    bridge.requires_grad_(False)  # processing makes new parameters
     return bridge
 
 

@@ -97,6 +97,7 @@ def _written(replay: Replay, embed: Tensor, value: dict[str, Tensor]) -> Written
     )
 
 
+@torch.no_grad()
 def receiver_gradients(
     replay: Replay, layer: int, seen: Gradients
 ) -> Float[Tensor, "batch receiver pos d_model"]:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from circuits.slow_patching import receiver_hooks, run, sender_values
 from circuits.test_patching import linear_bridge, model_of, some_edges
-from random_models import random_bridge, random_prompts
+from random_models import random_bridge, random_gpt2, random_llama, random_prompts
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
+from circuitkd import load_model
 from circuitkd.circuits import _senders
 from circuitkd.circuits._senders import even_slices
 from circuitkd.circuits.attribution import (
@@ -161,6 +162,18 @@ def test_the_edges_that_leave_the_input_sum_to_the_total_effect(
     }
     assert errors[32] < 0.02
     assert errors[32] < errors[1] / 10
+
+
+@pytest.mark.parametrize("make", [random_gpt2, random_llama])
+@pytest.mark.parametrize("method", ["eap", "eap-ig"])
+def test_folding_the_layer_norms_changes_no_estimate(make, method: str) -> None:
+    prompts = random_prompts()
+    plain, folded = (
+        edge_attribution(load_model(make(), processed=processed), prompts, method=method).scores
+        for processed in (False, True)
+    )
+    assert plain.abs().max() > 0.1
+    torch.testing.assert_close(plain, folded, atol=1e-4, rtol=0)
 
 
 def test_one_step_is_taken_in_the_middle_of_the_path() -> None:
