@@ -17,7 +17,7 @@ help:
 	@echo "make test-slow   run the slow part"
 	@echo "make lint types  check style and types"
 	@echo "make bundled     train the bundled teacher and student again"
-	@echo "make benchmarks  measure the speed of the influence engine"
+	@echo "make benchmarks  measure the speed of influence, attribution and path patching"
 	@echo "make clean       remove .venv, caches and build products (not runs/)"
 
 # One thread: for models this small it is as fast as two, and does not collapse on a busy machine.
@@ -52,6 +52,7 @@ bundled: $(INSTALLED)
 
 benchmarks: $(INSTALLED)
 	$(BIN)/python benchmarks/influence.py
+	$(BIN)/python benchmarks/circuits.py
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
