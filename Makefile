@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# Files are spread over this many processes, each with one torch thread.
+WORKERS ?= 2
 
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -31,10 +33,10 @@ install: $(INSTALLED)
 install-dev: $(INSTALLED_DEV)
 
 test: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m slow $(PYTEST_ARGS)
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
