@@ -155,7 +155,7 @@ def _check_method(options: CircuitOptions) -> None:
     from circuitkd.circuits.discovery import METHODS, check_method
 
     require_one_of("--method", options.method, METHODS)
-    check_method(options.method, options.top, options.ablation)
+    check_method(options.method, options.top, options.ablation, options.threshold)
 
 
 def _load(

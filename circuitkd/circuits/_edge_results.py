@@ -1,7 +1,8 @@
 """What edges do, prompt by prompt: exact effects and estimates, and how they print."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from circuitkd.circuits.edges import Edge
 from circuitkd.errors import InputError
 from circuitkd.metrics import UNITS, bootstrap_interval, bootstrap_means, percentile_interval
 from circuitkd.nodes import Node
+from circuitkd.runs import write_atomically
 
 _COLUMNS_AT_ONCE = 2048  # bootstrap draws of all 32,491 edges of GPT-2 would take 260 MB
 
@@ -85,9 +87,9 @@ class EdgeEffects:
     @classmethod
     def load(cls, path: str | Path) -> "EdgeEffects":
         """Read what ``save`` wrote."""
-        about, tensors = _read(path)
-        edges = tuple(Edge.parse(name) for name in about.pop("edges"))
-        return cls(edges=edges, **about, **tensors)
+        with _opened(path, cls.__name__) as (about, tensors):
+            edges = tuple(Edge.parse(name) for name in about.pop("edges"))
+            return cls(edges=edges, **about, **tensors)
 
     def __repr__(self) -> str:
         low, high = self.clean_interval
@@ -187,20 +189,20 @@ class EdgeScores:
     @classmethod
     def load(cls, path: str | Path) -> "EdgeScores":
         """Read what ``save`` wrote."""
-        about, tensors = _read(path)
-        edges = tuple(Edge.parse(name) for name in about.pop("edges"))
-        known, mode = about.pop("verified", None), about.pop("mode", None)
-        verified = None
-        if known is not None:
-            shared = ("model", "task", "variant", "bos", "ablation", "metric")
-            verified = EdgeEffects(
-                **{key: about[key] for key in shared},
-                mode=mode,
-                edges=tuple(Edge.parse(name) for name in known),
-                effects=tensors["effects"],
-                clean=tensors["clean"],
-            )
-        return cls(edges=edges, scores=tensors["scores"], verified=verified, **about)
+        with _opened(path, cls.__name__) as (about, tensors):
+            edges = tuple(Edge.parse(name) for name in about.pop("edges"))
+            known, mode = about.pop("verified", None), about.pop("mode", None)
+            verified = None
+            if known is not None:
+                shared = ("model", "task", "variant", "bos", "ablation", "metric")
+                verified = EdgeEffects(
+                    **{key: about[key] for key in shared},
+                    mode=mode,
+                    edges=tuple(Edge.parse(name) for name in known),
+                    effects=tensors["effects"],
+                    clean=tensors["clean"],
+                )
+            return cls(edges=edges, scores=tensors["scores"], verified=verified, **about)
 
     def __repr__(self) -> str:
         steps = f", {self.steps} steps" if self.steps > 1 else ""
@@ -267,9 +269,9 @@ class NodeScores:
     @classmethod
     def load(cls, path: str | Path) -> "NodeScores":
         """Read what ``save`` wrote."""
-        about, tensors = _read(path)
-        nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
-        return cls(nodes=nodes, scores=tensors["scores"], **about)
+        with _opened(path, cls.__name__) as (about, tensors):
+            nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
+            return cls(nodes=nodes, scores=tensors["scores"], **about)
 
     def __repr__(self) -> str:
         head = (
@@ -317,12 +319,22 @@ def _with_interval(values: Float[Tensor, "prompt edge"]) -> tuple[np.ndarray, ..
 
 def _write(path: str | Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     header = {key: json.dumps(value) for key, value in about.items()}
-    save_file({key: value.contiguous() for key, value in tensors.items()}, path, metadata=header)
+    whole = {key: value.contiguous() for key, value in tensors.items()}
+    write_atomically(Path(path), save(whole, metadata=header))
 
 
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+@contextmanager
+def _opened(path: str | Path, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """What is in a file: texts and tensors. ``InputError`` where they do not make a ``kind``."""
     if not Path(path).is_file():
         raise InputError(f"There is no saved result at {str(path)!r}.")
-    with safe_open(path, framework="pt") as file:
-        about = {key: json.loads(text) for key, text in file.metadata().items()}
-        return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError) as error:
+        raise InputError(f"{path} is damaged, or no saved result: {error}.") from error
+    try:
+        yield about, tensors
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path} does not hold {kind}.") from error

@@ -87,7 +87,8 @@ def write_graph(
 
     ``in_graph`` marks the circuit. Scores are the circuit's own, or those given for all parts; an
     edge without one gets 0. These files know no shared keys and values: under grouped-query
-    attention an edge into a group is written once for each of its heads, its score split evenly.
+    attention an edge into a group is written once for each of its heads, its score split evenly,
+    and marked for those heads that are in the circuit.
     """
     sizes = circuit.sizes
     scores = (circuit.edges or {}) if edge_scores is None else edge_scores
@@ -104,7 +105,9 @@ def write_graph(
     for edge in sizes.edges:
         names = _head_names(sizes, edge)
         score = (_plain(scores.get(edge)) or 0.0) / len(names)
-        edges |= {name: {"score": score, "in_graph": edge in circuit.edge_set} for name in names}
+        for name in names:
+            marked = edge in circuit.edge_set and _reader(name) in circuit
+            edges[name] = {"score": score, "in_graph": marked}
     write_json(path, {"cfg": cfg, "nodes": nodes, "edges": edges})
 
 
@@ -139,11 +142,11 @@ def read_graph(path: str | Path, *, n_kv_heads: int | None = None, **about: Any)
             "cfg (n_layers, n_heads, parallel_attn_mlp, d_model), nodes and edges."
         ) from error
     sizes.layout.require(edge_scores)
-    ends = Circuit.build(sizes, edges=marked).nodes
+    ends = {n for edge, heads in marked.items() for n in (edge.sender, *heads) if _is_part(n)}
     circuit = Circuit.build(
         sizes,
         nodes={node: node_scores.get(node) for node in {*listed, *ends}},
-        edges={edge: edge_scores[edge] for edge in marked} if marked else None,
+        edges={edge: edge_scores[edge] for edge in marked} if marked or not listed else None,
         **{"provenance": {"file": Path(path).name}, **about},
     )
     return ScoredGraph(circuit, node_scores, edge_scores)
@@ -151,23 +154,24 @@ def read_graph(path: str | Path, *, n_kv_heads: int | None = None, **about: Any)
 
 def _node_scores(nodes: Mapping[str, Mapping[str, Any]]) -> dict[Node, Score]:
     parsed = {Node.parse(name): _plain(about.get("score")) for name, about in nodes.items()}
-    return {node: score for node, score in parsed.items() if node.kind in ("head", "mlp")}
+    return {node: score for node, score in parsed.items() if _is_part(node)}
 
 
 def _edge_scores(
     sizes: Sizes, edges: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[Edge, Score], list[Edge]]:
+) -> tuple[dict[Edge, Score], dict[Edge, list[Node]]]:
+    """All scores; and the marked edges, each with the nodes that it is marked for."""
     own = {name: edge for edge in sizes.edges for name in _head_names(sizes, edge)}
     scores: dict[Edge, Score] = {}
-    marked: dict[Edge, None] = {}
+    marked: dict[Edge, list[Node]] = {}
     for name, about in edges.items():
         if name not in own:
             raise InputError(f"{name!r} is not an edge of a model of {sizes}.")
         edge = own[name]
         scores[edge] = (scores.get(edge) or 0.0) + (_plain(about["score"]) or 0.0)
         if about["in_graph"]:
-            marked[edge] = None
-    return scores, list(marked)
+            marked.setdefault(edge, []).append(_reader(name))
+    return scores, marked
 
 
 def _head_names(sizes: Sizes, edge: Edge) -> list[str]:
@@ -176,6 +180,15 @@ def _head_names(sizes: Sizes, edge: Edge) -> list[str]:
         return [edge.name]
     heads = sizes.receiving(edge.receiver)
     return [f"{edge.sender.name}->{head.name}<{edge.receiver.kind}>" for head in heads]
+
+
+def _reader(name: str) -> Node:
+    """The node at the end of an edge that is called ``name`` in a file."""
+    return Node.parse(name.partition("->")[2].partition("<")[0])
+
+
+def _is_part(node: Node) -> bool:
+    return node.kind in ("head", "mlp")
 
 
 # ---------------------------------------------------------------------- JSON

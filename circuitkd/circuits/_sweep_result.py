@@ -43,7 +43,7 @@ class ThresholdSweep:
 
     def __repr__(self) -> str:
         table = self.frame.to_string(index=False, float_format=lambda value: f"{value:.4g}")
-        return f"Pruning at {len(self.circuits)} thresholds\n{table}"
+        return f"Pruning at {len(self.frame)} thresholds\n{table}"
 
 
 def _row(

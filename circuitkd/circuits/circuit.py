@@ -8,7 +8,7 @@ Sign of scores: metric(without it) - metric(with it), so negative means that it 
 "without" was done is said by ``ablation`` and ``direction``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -131,15 +131,9 @@ class Circuit:
             self.sizes.layout.require(unknown)
             raise InputError(f"The model has no edge {min(edge.name for edge in unknown)}.")
         for edge in edges:
-            if not self._connects(edge):
+            if not _connects(self.sizes, edge, self.nodes):
                 raise InputError(f"{edge.name} is in the circuit, and a node at its end is not.")
         return {edge: edges[edge] for edge in self.sizes.edges if edge in edges}
-
-    def _connects(self, edge: Edge) -> bool:
-        receiving = self.sizes.receiving(edge.receiver)
-        return (edge.sender.kind == "input" or edge.sender in self.nodes) and (
-            edge.receiver.kind == "logits" or any(node in self.nodes for node in receiving)
-        )
 
     # ------------------------------------------------------------------ making
 
@@ -180,7 +174,7 @@ class Circuit:
         """The edges; for a node circuit all between its nodes, the input and the logits."""
         if self.edges is not None:
             return frozenset(self.edges)
-        return frozenset(edge for edge in self.sizes.edges if self._connects(edge))
+        return frozenset(e for e in self.sizes.edges if _connects(self.sizes, e, self.nodes))
 
     @property
     def node_set(self) -> frozenset[Node]:
@@ -260,13 +254,20 @@ class Circuit:
         return self._derived("union", other, nodes, edges)
 
     def __and__(self, other: "Circuit") -> "Circuit":
-        """What is in both, with our scores."""
+        """What is in both, with our scores.
+
+        An edge into a key or value that heads share is in it where one of these heads is.
+        """
         nodes = {node: score for node, score in self.nodes.items() if node in other.nodes}
         ours, theirs = self._edge_scores(other), other._edge_scores(self)
         edges = (
             None
             if ours is None or theirs is None
-            else {edge: score for edge, score in ours.items() if edge in theirs}
+            else {
+                edge: score
+                for edge, score in ours.items()
+                if edge in theirs and _connects(self.sizes, edge, nodes)
+            }
         )
         return self._derived("intersection", other, nodes, edges)
 
@@ -284,7 +285,7 @@ class Circuit:
 
     def jaccard(self, other: "Circuit", over: Level = "nodes") -> float:
         """Shared parts over all parts, in [0, 1]; 1 where both circuits are empty."""
-        self._require_same_sizes(other)
+        self.require_sizes(other.sizes)
         if over not in LEVELS:
             raise InputError(f"Circuits are compared over nodes or edges, not {over!r}.")
         ours, theirs = (
@@ -306,15 +307,16 @@ class Circuit:
         nodes: Mapping[Node, Score],
         edges: Mapping[Edge, Score] | None,
     ) -> "Circuit":
-        self._require_same_sizes(other)
+        self.require_sizes(other.sizes)
         provenance = {how: [_summary(self), _summary(other)]}
         return replace(self, nodes=nodes, edges=edges, method=how, provenance=provenance)
 
-    def _require_same_sizes(self, other: "Circuit") -> None:
-        if self.sizes != other.sizes:
+    def require_sizes(self, sizes: Sizes) -> None:
+        """``InputError`` unless it is part of a model of these sizes."""
+        if self.sizes != sizes:
             raise InputError(
-                f"These circuits are parts of models of different sizes: {self.sizes} and "
-                f"{other.sizes}."
+                f"These are models of different sizes: the circuit is part of one of {self.sizes}, "
+                f"the other is {sizes}."
             )
 
     # ------------------------------------------------------------------ files
@@ -348,6 +350,14 @@ def _summary(circuit: Circuit) -> dict[str, Any]:
         "nodes": len(circuit),
         "edges": None if circuit.edges is None else len(circuit.edges),
     }
+
+
+def _connects(sizes: Sizes, edge: Edge, nodes: Collection[Node]) -> bool:
+    """Whether both ends of an edge are among ``nodes``, the input and the logits."""
+    return (edge.sender.kind == "input" or edge.sender in nodes) and (
+        edge.receiver.kind == "logits"
+        or any(node in nodes for node in sizes.receiving(edge.receiver))
+    )
 
 
 def _ends(sizes: Sizes, edge: Edge) -> list[Node]:

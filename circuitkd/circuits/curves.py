@@ -100,8 +100,8 @@ def faithfulness_curve(
         batch_size: prompts that go through the model at once.
 
     Raises:
-        InputError: an unknown ranking, nodes and edges mixed, no scores, parts that the model does
-            not have, a grid that does not increase within [0, 1].
+        InputError: an unknown ranking, nodes and edges mixed, no scores or NaN, parts that the
+            model does not have, a grid that does not increase within [0, 1].
         RunError: the fully ablated model does what the full model does.
 
     >>> import circuitkd as ckd
@@ -120,6 +120,8 @@ def faithfulness_curve(
     runs = CircuitRuns(model, prompts, level, ablation=ablation, batch_size=batch_size)
     if unknown := set(scores) - set(runs.parts):
         raise InputError(f"The model has no {min(str(part) for part in unknown)}.")
+    if undefined := [str(part) for part, score in scores.items() if np.isnan(score)]:
+        raise InputError(f"The score of {min(undefined)} is NaN: it has no rank.")
     full, nothing = (float(runs.metric(kept).double().mean()) for kept in (runs.parts, ()))
     if abs(full - nothing) < 1e-6:
         raise RunError("Ablating everything changes nothing: there is no faithfulness to measure.")
@@ -178,7 +180,7 @@ def recovery(
     Recovery of the known nodes: AUROC 0.750, average precision 0.500, precision 0.500, recall
     1.000, F1 0.667
     """
-    found.jaccard(known)  # refuses circuits of different models
+    found.require_sizes(known.sizes)
     parts: Sequence[Part] = found.sizes.nodes if level == "nodes" else found.sizes.edges
     wanted, got = (c.node_set if level == "nodes" else c.edge_set for c in (known, found))
     truth = np.array([part in wanted for part in parts])

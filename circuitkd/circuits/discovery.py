@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from transformer_lens.model_bridge import TransformerBridge
 
+from circuitkd.circuits._shares import require_competent
+from circuitkd.circuits.ablated import NodeAblator
 from circuitkd.circuits.attribution import EdgeScores, edge_attribution
 from circuitkd.circuits.circuit import Circuit
 from circuitkd.circuits.edge_pruning import EDGE_THRESHOLD, prune_edges
@@ -12,6 +14,7 @@ from circuitkd.circuits.influence import ABLATIONS, Progress
 from circuitkd.circuits.patching import EdgeEffects, path_patching
 from circuitkd.circuits.pruning import PUBLISHED_THRESHOLD, prune_nodes
 from circuitkd.errors import InputError
+from circuitkd.models import model_label
 from circuitkd.prompts import Prompts
 from circuitkd.runs import NO_CHECKPOINT, Checkpoint
 
@@ -78,7 +81,7 @@ def find_circuit(
     >>> found.circuit.method, len(found.scores.edges)
     ('eap', 310)
     """
-    check_method(method, top, ablation)
+    check_method(method, top, ablation, threshold)
     ablation = ablation or ("mean" if method == "prune" else "resample")
     if method == "prune":
         circuit = prune_nodes(
@@ -94,6 +97,7 @@ def find_circuit(
     carried = "corrupted" if ablation == "resample" else ablation
     scores = None
     if method in SCORED:
+        _require_competent(model, prompts, batch_size)
         scores = _scorer(method, steps)(
             model,
             prompts,
@@ -117,7 +121,9 @@ def find_circuit(
     return Discovery(replace(circuit, method=method), scores)
 
 
-def check_method(method: str, top: int | None, ablation: str | None) -> None:
+def check_method(
+    method: str, top: int | None, ablation: str | None, threshold: float | None
+) -> None:
     """``InputError`` unless these arguments of ``find_circuit`` go together."""
     if method not in METHODS:
         raise InputError(f"Unknown method {method!r}: choose one of {', '.join(METHODS)}.")
@@ -125,6 +131,14 @@ def check_method(method: str, top: int | None, ablation: str | None) -> None:
         raise InputError(f"Unknown ablation {ablation!r}: choose one of {', '.join(ABLATIONS)}.")
     if top is not None and method not in SCORED:
         raise InputError(f"A number of edges goes with {', '.join(SCORED)}, not with {method!r}.")
+    if top is not None and threshold is not None:
+        raise InputError("Give either a threshold or a number of edges, not both.")
+
+
+def _require_competent(model: TransformerBridge, prompts: Prompts, batch_size: int | None) -> None:
+    """``RunError`` where the model does not do the task, before its edges are scored."""
+    runs = NodeAblator(model, prompts, ablation="zero", batch_size=batch_size)
+    require_competent(runs.metric(runs.nodes), model_label(model))
 
 
 def _scorer(method: str, steps: int) -> Callable[..., EdgeEffects | EdgeScores]:

@@ -63,7 +63,9 @@ def prune_edges(
 
     Changes below the threshold add up: on the bundled teacher and IOI (256 prompts), 0.01 leaves
     45 % of the metric and 0.002 leaves 86 %. ``provenance["retained_pct"]`` says what the result
-    retains of the full model; ``relative="published"`` bounds it.
+    retains of the full model; ``relative="published"`` bounds it, up to what goes at the end for
+    want of a path. With ``"corrupted"`` that costs nothing: a node that reads nothing but corrupted
+    values writes its replacement value. With ``"mean"`` and ``"zero"`` it can cost a lot.
 
     ``method="top-k"``: the ``k`` edges with the largest abs(score), or, without ``k``, all whose
     abs(score) reaches the threshold.
@@ -76,7 +78,7 @@ def prune_edges(
             mean metric by at least this share of ``circuit``'s own metric, up or down.
             ``relative="published"``: where less than 1 - threshold of the *full model's* metric
             would be left (the paper uses 0.2; it measures each edge alone, here removals add up,
-            so that the result as a whole holds the threshold). Only for ``"acdc"``.
+            so that all removals together hold the threshold). Only for ``"acdc"``.
         method: ``"acdc"`` or ``"top-k"``.
         scores: signed scores of edges, from ``edge_attribution`` or ``path_patching``, or
             as edge -> score.
@@ -169,10 +171,8 @@ class _Search:
     ) -> None:
         self.prompts, self.ablation, self.label = prompts, ablation, model_label(model)
         self.sizes = Sizes.of(model)
-        if within is not None and within.sizes != self.sizes:
-            raise InputError(
-                f"The circuit is part of a model of {within.sizes}, not of {self.sizes}."
-            )
+        if within is not None:
+            within.require_sizes(self.sizes)
         self.allowed = frozenset(self.sizes.edges) if within is None else within.edge_set
         self.patcher = EdgePatcher(model, prompts, ablation=ablation, batch_size=batch_size)
         self.clean = self.patcher.metric([])

@@ -23,7 +23,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._report_file import read_report, save_report
 from circuitkd.circuits._shares import is_competent, percent_of
-from circuitkd.circuits.circuit import Circuit, Level
+from circuitkd.circuits.circuit import Circuit, Level, Sizes
 from circuitkd.circuits.circuit_runs import (
     CircuitRuns,
     Part,
@@ -215,9 +215,16 @@ def evaluate_circuit(
     100.0
     """
     level = level_of(circuit)
+    circuit.require_sizes(Sizes.of(model))
     ablation = ablation_of(circuit) if ablation is None else ablation
+    # First what refuses wrong arguments, then what takes long.
+    found = None if known is None else _recovery(circuit, known, level, scores)
+    curve = (
+        None
+        if scores is None
+        else faithfulness_curve(model, prompts, scores, ablation=ablation, batch_size=batch_size)
+    )
     runs = CircuitRuns(model, prompts, level, ablation=ablation, batch_size=batch_size)
-    Circuit(runs.sizes, {}).jaccard(circuit)  # refuses a circuit of another model
     parts = parts_of(circuit)
     kept = runs.metric(parts)
     n_parts = len(circuit.nodes) + len(circuit.edges or ())
@@ -245,10 +252,8 @@ def evaluate_circuit(
         tests=run_tests(runs, circuit, seed=seed, measured=measured, progress=progress)
         if tests
         else None,
-        curve=None
-        if scores is None
-        else faithfulness_curve(model, prompts, scores, ablation=ablation, batch_size=batch_size),
-        recovery=None if known is None else _recovery(circuit, known, level, scores),
+        curve=curve,
+        recovery=found,
     )
 
 
@@ -277,7 +282,7 @@ def _recovery(
     level: Level,
     scores: Mapping[Node, float] | Mapping[Edge, float] | None,
 ) -> Recovery:
-    if scores is not None:
+    if scores:
         level = "nodes" if isinstance(next(iter(scores)), Node) else "edges"
     return recovery(circuit, known, level=level, scores=scores)
 

@@ -22,8 +22,8 @@ from scipy.spatial.distance import pdist, squareform
 from scipy.stats import binom, binomtest, false_discovery_control
 from transformer_lens.model_bridge import TransformerBridge
 
-from circuitkd.circuits.circuit import Circuit
-from circuitkd.circuits.circuit_runs import CircuitRuns, Part, level_of, parts_of
+from circuitkd.circuits.circuit import Circuit, Sizes
+from circuitkd.circuits.circuit_runs import CircuitRuns, Part, ablation_of, level_of, parts_of
 from circuitkd.circuits.edges import Edge
 from circuitkd.circuits.influence import Progress
 from circuitkd.errors import InputError
@@ -63,7 +63,7 @@ def hypothesis_tests(
     prompts: Prompts,
     circuit: Circuit,
     *,
-    ablation: str = "mean",
+    ablation: str | None = None,
     alpha: float = 0.05,
     epsilon: float = 0.1,
     tie: float = ROUNDING,
@@ -81,7 +81,8 @@ def hypothesis_tests(
         model: from ``load_model``.
         prompts: from ``task.sample`` with this model.
         circuit: its edges are tested where it lists them, else its nodes.
-        ablation: what replaces what is not kept: ``"mean"``, ``"resample"`` or ``"zero"``.
+        ablation: what replaces what is not kept: ``"mean"``, ``"resample"`` or ``"zero"``; by
+            default what the circuit was found with, and ``"mean"`` where it does not say.
         alpha: level of all tests.
         epsilon: how far from 1/2 the chance to do better may be and still count as equal.
         tie: scores of one prompt that differ by no more than this, in the metric's unit, are
@@ -96,7 +97,7 @@ def hypothesis_tests(
         progress: called as ``progress(stage, done, total)``, in parts.
 
     Raises:
-        InputError: an argument that cannot be used.
+        InputError: an argument that cannot be used, or a circuit of another model.
 
     >>> import circuitkd as ckd
     >>> student = ckd.load_model("tiny-student")
@@ -108,6 +109,8 @@ def hypothesis_tests(
     _validate(correction, alpha=alpha, quantile=quantile)
     if not 0 <= epsilon < 0.5:
         raise InputError(f"epsilon must be in [0, 0.5), not {epsilon}.")
+    circuit.require_sizes(Sizes.of(model))
+    ablation = ablation_of(circuit) if ablation is None else ablation
     runs = CircuitRuns(model, prompts, level_of(circuit), ablation=ablation, batch_size=batch_size)
     return run_tests(
         runs,

@@ -149,6 +149,14 @@ def test_a_node_circuit_meets_an_edge_circuit_as_its_edges() -> None:
     assert one.jaccard(two, "edges") == pytest.approx(1 / 5)
 
 
+def test_a_shared_key_stays_in_an_intersection_only_where_a_head_that_reads_it_does() -> None:
+    first = Circuit.build(GROUPED, nodes=["a0.h0", "a0.h2"], edges=["input->a0.g0<k>"])
+    second = Circuit.build(GROUPED, nodes=["a0.h1", "a0.h2"], edges=["input->a0.g0<k>"])
+    assert names((first & second).nodes) == ["a0.h2"]
+    assert names((first & second).edge_set) == []
+    assert names((first & first).edge_set) == ["input->a0.g0<k>"]
+
+
 def test_scores_come_from_the_left() -> None:
     one = Circuit.build(SIZES, nodes={"m0": 1.0})
     two = Circuit.build(SIZES, nodes={"m0": 2.0, "m1": 3.0})
@@ -292,6 +300,25 @@ def test_grouped_keys_are_written_for_each_head_and_read_back_together(tmp_path:
     assert not any(".g" in name for name in written)
     assert len(written) == len(Sizes(2, 4, 4, 8).edges)
     assert read_graph(tmp_path / "graph.json").circuit.edges == circuit.edges
+
+
+def test_only_those_heads_of_a_group_that_are_in_the_circuit_come_back(tmp_path: Path) -> None:
+    circuit = Circuit.build(
+        GROUPED,
+        nodes=["m0", "a1.h1"],
+        edges=["input->m0", "m0->a1.g0<k>", "a1.h1->logits"],
+    )
+    write_graph(circuit, tmp_path / "graph.json")
+    written = json.loads((tmp_path / "graph.json").read_text())["edges"]
+    assert (written["m0->a1.h0<k>"]["in_graph"], written["m0->a1.h1<k>"]["in_graph"]) == (0, 1)
+    again = read_graph(tmp_path / "graph.json").circuit
+    assert again.node_set == circuit.node_set
+    assert again.edge_set == circuit.edge_set
+
+
+def test_the_empty_circuit_of_edges_comes_back_from_a_graph_without_an_edge(tmp_path: Path) -> None:
+    write_graph(EMPTY, tmp_path / "graph.json")
+    assert read_graph(tmp_path / "graph.json").circuit.edge_set == frozenset()
 
 
 def test_parallel_blocks_have_no_edge_from_a_layers_heads_to_its_mlp() -> None:

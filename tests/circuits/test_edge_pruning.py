@@ -205,7 +205,7 @@ def test_ties_go_by_the_order_given() -> None:
         ({"k": 3}, "goes by threshold"),
         ({"method": "top-k", "k": -1}, "at least 0"),
         ({"threshold": 1.5}, "between 0 and 1"),
-        ({"circuit": Circuit.build(Sizes(1, 1, 1, 1), nodes=["m0"])}, "part of a model of"),
+        ({"circuit": Circuit.build(Sizes(1, 1, 1, 1), nodes=["m0"])}, "different sizes"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:

@@ -204,6 +204,22 @@ def test_a_circuit_of_another_model_is_refused() -> None:
         evaluate_circuit(model, some_prompts(model), some_circuit(model), ablation="noise")
 
 
+def test_wrong_input_is_told_before_the_parts_are_left_out() -> None:
+    model = random_bridge("gpt2", layers=2)
+    stages: list[str] = []
+    wrong = {"known": Circuit.build(Sizes(1, 4, 4, 32), nodes=["m0"])}, {"scores": {}}
+    for argument in wrong:
+        with pytest.raises(InputError):
+            evaluate_circuit(
+                model,
+                some_prompts(model),
+                some_circuit(model),
+                progress=lambda stage, *_: stages.append(stage),
+                **argument,
+            )
+    assert stages == []
+
+
 # ---------------------------------------------------------------------- curves
 
 
@@ -270,6 +286,8 @@ def test_scores_and_grids_are_checked() -> None:
         faithfulness_curve(model, prompts, {Node.parse("m7"): 1.0})
     with pytest.raises(InputError, match="magnitude, signed"):
         faithfulness_curve(model, prompts, scores, ranking="absolute")
+    with pytest.raises(InputError, match="m0 is NaN"):
+        faithfulness_curve(model, prompts, {Node.parse("m0"): float("nan")})
     for grid in ([], [0.5, 0.5], [0.5, 2.0]):
         with pytest.raises(InputError, match="grid must increase"):
             faithfulness_curve(model, prompts, scores, grid=grid)

@@ -144,6 +144,26 @@ def test_what_the_rest_still_knows_is_found() -> None:
     assert frame.loc["independence", "rejected"]
 
 
+def test_the_ablation_is_the_one_that_the_circuit_was_found_with() -> None:
+    model = random_bridge("gpt2", layers=2)
+    prompts = answered_by(model, random_prompts((6,), (12,)))
+    circuit = Circuit.build(Sizes.of(model), nodes=["a0.h0", "m1"], ablation="zero")
+    own = hypothesis_tests(model, prompts, circuit, permutations=10).parts
+    zero, mean = (
+        hypothesis_tests(model, prompts, circuit, ablation=ablation, permutations=10).parts
+        for ablation in ("zero", "mean")
+    )
+    assert own.equals(zero)
+    assert not own.equals(mean)
+
+
+@pytest.mark.parametrize("parts", [{"nodes": ["m0"]}, {"edges": ["input->a0.g0<k>"]}])
+def test_a_circuit_of_another_model_is_refused(parts: dict) -> None:
+    other = Circuit.build(Sizes(n_layers=1, n_heads=4, n_kv_heads=2, d_model=32), **parts)
+    with pytest.raises(InputError, match="different sizes"):
+        hypothesis_tests(gate_model("and"), gate_prompts(), other)
+
+
 def test_the_same_seed_gives_the_same_p() -> None:
     model = random_bridge("llama", layers=2)
     prompts = answered_by(model, random_prompts())

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd import load_model, node_influence
+from circuitkd.circuits.attribution import EdgeScores
 from circuitkd.circuits.edges import Edge, edges_of, layout_of
 from circuitkd.circuits.patching import MODES, EdgeEffects, EdgePatcher, patched_run, path_patching
 from circuitkd.errors import InputError
@@ -280,6 +281,20 @@ def test_effects_survive_saving(tmp_path) -> None:
     assert loaded.frame.equals(result.frame)
     assert (loaded.edges, loaded.mode, loaded.bos) == (result.edges, "through-mlps", "<bos>")
     assert "through-mlps, corrupted" in repr(loaded)
+
+
+def test_a_file_that_holds_something_else_is_refused(tmp_path) -> None:
+    path = tmp_path / "new" / "edges.safetensors"
+    result = path_patching(random_bridge("gpt2"), random_prompts(), receivers=["m1"])
+    result.save(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    with pytest.raises(InputError, match="does not hold EdgeScores"):
+        EdgeScores.load(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="damaged"):
+        EdgeEffects.load(path)
+    with pytest.raises(InputError, match="no saved result"):
+        EdgeEffects.load(tmp_path / "missing.safetensors")
 
 
 def test_the_frame_says_mean_and_interval() -> None:

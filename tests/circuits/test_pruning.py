@@ -260,6 +260,7 @@ def test_a_threshold_sweep_says_size_faithfulness_and_overlap() -> None:
         assert sweep.circuits[threshold].node_set == alone.node_set
         assert row["jaccard"] == pytest.approx(alone.jaccard(prune_nodes(model, prompts, 0.2)))
     assert "faithfulness_pct" in repr(sweep)
+    assert "at 2 thresholds" in repr(sweep)
 
 
 @pytest.fixture(autouse=True)
