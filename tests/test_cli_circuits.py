@@ -109,6 +109,7 @@ class TestCircuit:
         assert 0 < len(circuit["edges"]) <= 25
         assert all(abs(score) >= cut - 1e-6 for score in circuit["edges"].values())
 
+    @pytest.mark.slow
     def test_out_keeps_everything(self, student: Arguments, tmp_path: Path) -> None:
         call("circuit", *student, "--method", "auto", "--top", "30", "--out", tmp_path, "--details")
         names = {path.name for path in tmp_path.iterdir()}
@@ -158,12 +159,13 @@ class TestCircuit:
         assert "too few different prompts: 16 of the 48" in many.stderr
 
     @pytest.mark.parametrize(
-        "method", [pytest.param("acdc", marks=pytest.mark.slow), "eap-ig", "prune"]
+        "method", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("acdc", "eap-ig")), "prune"]
     )
     def test_a_killed_run_ends_like_an_uninterrupted_one(
         self, student: Arguments, tmp_path: Path, method: str
     ) -> None:
-        options = ["circuit", *map(str, student), "--method", method, "--json"]
+        # With other threads, sums may differ in their last digits.
+        options = ["circuit", *map(str, student), "--method", method, "--json", "--threads", "1"]
         options += ["--threshold", "0.05"] if method == "acdc" else []
         whole = answer(call(*options, "--out", tmp_path / "whole"))
         stopped = stop_by("SIGKILL", 1, options, tmp_path / "killed")

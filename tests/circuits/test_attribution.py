@@ -147,9 +147,19 @@ def total_effect(model: TransformerBridge, prompts: Prompts, ablation: str) -> T
     return total
 
 
-@pytest.mark.parametrize("metric", ["logit_difference", "probability_difference"])
-@pytest.mark.parametrize("ablation", ["corrupted", "mean"])
-@pytest.mark.parametrize(("family", "kv_heads"), MODELS)
+@pytest.mark.parametrize(
+    ("ablation", "metric"),
+    [
+        ("corrupted", "logit_difference"),
+        ("mean", "logit_difference"),
+        pytest.param("corrupted", "probability_difference", marks=pytest.mark.slow),
+        ("mean", "probability_difference"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("family", "kv_heads"),
+    [*MODELS[:2], *(pytest.param(*m, marks=pytest.mark.slow) for m in MODELS[2:])],
+)
 def test_the_edges_that_leave_the_input_sum_to_the_total_effect(
     family: str, kv_heads: int, ablation: str, metric: str
 ) -> None:

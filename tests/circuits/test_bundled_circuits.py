@@ -7,7 +7,8 @@ import circuitkd as ckd
 N = 128
 
 
-@pytest.mark.parametrize("task", ["numerals", pytest.param("ioi", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["numerals", "ioi"])
 def test_pruning_and_eap_ig_agree_on_a_circuit_that_does_the_task(task: str) -> None:
     teacher = ckd.load_model("tiny-teacher")
     both = ckd.load_task(task).sample(teacher, n=2 * N, seed=0)
