@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -207,7 +208,10 @@ def test_a_circuit_of_another_model_is_refused() -> None:
 def test_wrong_input_is_told_before_the_parts_are_left_out() -> None:
     model = random_bridge("gpt2", layers=2)
     stages: list[str] = []
-    wrong = {"known": Circuit.build(Sizes(1, 4, 4, 32), nodes=["m0"])}, {"scores": {}}
+    wrong: list[dict[str, Any]] = [
+        {"known": Circuit.build(Sizes(1, 4, 4, 32), nodes=["m0"])},
+        {"scores": {}},
+    ]
     for argument in wrong:
         with pytest.raises(InputError):
             evaluate_circuit(
