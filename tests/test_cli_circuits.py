@@ -71,10 +71,20 @@ class TestInfluence:
 
 
 class TestCircuit:
-    @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("ablation", [None, *ABLATIONS])
+    @pytest.mark.parametrize(
+        ("ablation", "method"),
+        [
+            pytest.param(
+                ablation,
+                method,
+                marks=[pytest.mark.slow] if ablation and method in ("acdc", "auto") else [],
+            )
+            for ablation in (None, *ABLATIONS)
+            for method in METHODS
+        ],
+    )
     def test_every_combination_runs(
-        self, student: Arguments, method: str, ablation: str | None
+        self, student: Arguments, ablation: str | None, method: str
     ) -> None:
         chosen = () if ablation is None else ("--ablation", ablation)
         # A threshold at which ACDC, which tests every edge, need not test many.
