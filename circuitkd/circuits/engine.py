@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 
-from circuitkd.errors import ArchitectureError, HookError
+from circuitkd.errors import ArchitectureError, HookError, InputError
 from circuitkd.models import device_of, family_of_model, model_label
 
 _CPU_TOKENS = 740  # larger stacks leave the caches of a CPU and run slower
@@ -82,6 +82,11 @@ class Replay:
     """
 
     def __init__(self, model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:
+        if model.training:
+            raise InputError(
+                f"{model_label(model)} is in training mode, where dropout makes every run another: "
+                "call model.eval() first."
+            )
         self.model = model
         self.family = family_of_model(model)
         self.n_layers: int = model.cfg.n_layers

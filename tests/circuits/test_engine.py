@@ -8,7 +8,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd import load_model, node_influence
 from circuitkd.circuits.engine import Replay, hooked, rows_per_batch
-from circuitkd.errors import ArchitectureError, HookError
+from circuitkd.errors import ArchitectureError, HookError, InputError
 
 TOKENS = torch.arange(1, 13).reshape(2, 6)
 
@@ -107,6 +107,14 @@ def test_an_unknown_hook_point_is_an_error() -> None:
         hooked({"blocks.9.attn.hook_z": lambda z: None}, model),
     ):
         model(TOKENS)
+
+
+def test_a_network_in_training_mode_is_refused() -> None:
+    """With dropout every run would give other numbers."""
+    model = random_bridge("gpt2", layers=1)
+    model.train()
+    with pytest.raises(InputError, match=r"training mode.*eval\(\)"):
+        node_influence(model, random_prompts())
 
 
 def test_a_network_whose_writes_do_not_sum_is_refused() -> None:
