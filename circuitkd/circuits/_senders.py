@@ -132,12 +132,17 @@ def mlp_output(
 
 
 def prompt_slices(replay: Replay, n_prompts: int, n_pos: int, rows: int) -> list[slice]:
-    """Slices of at most ``rows`` prompts whose sender differences fit into memory."""
+    """Slices of at most ``rows`` prompts whose sender differences fit into memory.
+
+    Slices smaller than ``rows`` are cut so that several of them nearly fill it: path patching then
+    runs several edges of a slice at once.
+    """
     cfg = replay.model.cfg
     size = replay.W_O(0).element_size()
     each = len(layout_of(replay.model).senders) * n_pos * cfg.d_model * size
     budget = _CPU_BYTES if replay.device.type == "cpu" else _GPU_BYTES
-    return even_slices(n_prompts, min(rows, max(1, budget // each)))
+    most = min(rows, max(1, budget // each))
+    return even_slices(n_prompts, rows // -(-rows // most))
 
 
 def even_slices(n: int, most: int) -> list[slice]:
