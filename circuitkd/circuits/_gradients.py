@@ -74,7 +74,7 @@ def metric_gradients(
     start = embed.detach().requires_grad_()
     edits["blocks.0.hook_in"] = lambda _stream: start
     with torch.enable_grad(), hooked(edits, replay.model):
-        tokens = group.clean[prompts].to(replay.device)
+        tokens = _ordinary(group.clean[prompts], replay.device)
         logits = replay.model(tokens, use_cache=False)[:, -1]
         total = _metric(logits, group, metric, prompts).sum()
         wanted = {name: view for name, view in value.items() if name.split(".")[0] in places}
@@ -113,10 +113,10 @@ def receiver_gradients(
     found = along.new_empty(n_receivers, *along.shape)  # receiver first: one matrix each
     first = 0
     for kind, weight in zip(ATTENTION_KINDS, weights, strict=True):
-        gradient = seen.gradient[f"{kind}.{layer}"].flatten(2) / scale
+        gradient = seen.gradient[f"{kind}.{layer}"].flatten(2) / scale  # in the norm's dtype
         gradient = rearrange(gradient, "b pos (h d_head) -> h (b pos) d_head", h=len(weight))
         own = found[first : first + len(weight)]
-        torch.bmm(gradient, weight.mT, out=own.flatten(1, 2))
+        torch.bmm(gradient, weight.mT.to(found.dtype), out=own.flatten(1, 2))
         first += len(weight)
     size = einsum(found, along, "receiver b pos d, b pos d -> receiver b pos") / along.shape[-1]
     found.addcmul_(along, size[..., None], value=-1)
@@ -160,7 +160,7 @@ def _products(
     gradients: Float[Tensor, "batch receiver pos d_model"],
     changes: Float[Tensor, "batch sender pos d_model"],
 ) -> Float[Tensor, "batch edge"]:
-    products = gradients.flatten(2) @ changes.flatten(2).transpose(1, 2)
+    products = gradients.flatten(2).to(changes.dtype) @ changes.flatten(2).transpose(1, 2)
     return products.flatten(1).float()
 
 
@@ -169,16 +169,23 @@ def _metric(
 ) -> Float[Tensor, "batch"]:
     device = logits.device
     if metric == "logit_difference":
-        correct, incorrect = group.correct[prompts], group.incorrect[prompts]
-        return logit_difference(logits, correct.to(device), incorrect.to(device))
+        correct, incorrect = (
+            _ordinary(answer[prompts], device) for answer in (group.correct, group.incorrect)
+        )
+        return logit_difference(logits, correct, incorrect)
     if (
         metric == "probability_difference"
         and group.candidates is not None
         and (group.valid is not None)
     ):
-        valid = group.valid[prompts].to(device)
-        return probability_difference(logits, group.candidates.to(device), valid)
+        valid = _ordinary(group.valid[prompts], device)
+        return probability_difference(logits, _ordinary(group.candidates, device), valid)
     raise InputError(f"These prompts cannot be measured with metric {metric!r}.")
+
+
+def _ordinary(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy that autograd can keep, even where the prompts were drawn in inference mode."""
+    return tensor.to(device).clone()
 
 
 def _own_view(value: dict[str, Tensor], name: str) -> Edit:

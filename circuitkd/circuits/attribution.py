@@ -182,6 +182,7 @@ def node_attribution(
     )
 
 
+@torch.inference_mode(False)
 def _scores(
     model: TransformerBridge,
     prompts: Prompts,

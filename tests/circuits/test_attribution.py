@@ -355,3 +355,32 @@ def test_progress_counts_prompts() -> None:
         progress=lambda stage, done, total: seen.append((done, total)),
     )
     assert seen == [(5, 8), (8, 8)]
+
+
+# ---------------------------------------------------------------------- dtype, inference mode
+
+
+@pytest.mark.parametrize(("make", "kv_heads"), MODELS)
+@pytest.mark.parametrize("method", ["eap", "eap-ig", "auto"])
+def test_bfloat16_models_are_scored_like_float32_ones(
+    make: str, kv_heads: int, method: str
+) -> None:
+    """bfloat16 has 8 bits: scores agree to a few percent of the largest."""
+    network = random_gpt2() if make == "gpt2" else random_llama(kv_heads=kv_heads)
+    prompts = random_prompts()
+    narrow = load_model(network.bfloat16())  # the same rounded weights in both
+    wide = load_model(network.float())
+    exact = edge_attribution(wide, prompts, method=method, top=3).scores
+    rounded = edge_attribution(narrow, prompts, method=method, top=3).scores
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    assert float((rounded - exact).abs().max() / exact.abs().max()) < 0.05
+
+
+def test_attribution_works_where_gradients_are_switched_off() -> None:
+    """In inference mode tensors cannot be differentiated; the caller may be there, prompts too."""
+    model = random_bridge("gpt2")
+    outside = edge_attribution(model, random_prompts()).scores
+    with torch.inference_mode():
+        inside = edge_attribution(model, random_prompts()).scores
+    assert torch.equal(inside, outside)
