@@ -50,10 +50,11 @@ from circuitkd.prompts import Prompts
 
 STEPS, EVERY = 5, 5  # of EAP-IG; pieces of path_patching between two hooked runs
 TOLERANCE = 1e-3  # of the largest score or effect, float32
-# Two in each of the last four layers: heads of the IOI circuit in GPT-2 small.
+# Where Wang et al. (2022) patch paths into in GPT-2 small: the values of the S-inhibition heads and
+# the queries of the name movers and of a negative one. Chosen before anything was measured.
 RECEIVERS = (
-    *("a8.h6<v>", "a8.h10<v>", "a9.h6<q>", "a9.h9<k>"),
-    *("a10.h0<q>", "a10.h7<q>", "a11.h2<v>", "a11.h10<q>"),
+    *("a7.h3<v>", "a7.h9<v>", "a8.h6<v>", "a8.h10<v>"),
+    *("a9.h6<q>", "a9.h9<q>", "a10.h0<q>", "a10.h7<q>"),
 )
 QUICK_RECEIVERS = ("a1.h0<q>", "a1.h1<k>", "a2.h2<v>", "a2.h3<q>")
 
