@@ -35,7 +35,7 @@ class LayerAttention:
         self._weights = {kind: _weight(attention, kind) for kind in ATTENTION_KINDS}
         self._biases = {kind: _bias(attention, kind) for kind in ATTENTION_KINDS}
         self._output_bias = _bias(attention, "O")
-        self._scale = float(
+        self.scale = float(
             getattr(attention.original_component, "scaling", 1 / math.sqrt(replay.model.cfg.d_head))
         )
         self._rotation = self._check(stream[:1])
@@ -51,7 +51,10 @@ class LayerAttention:
     def project(
         self, kind: str, head: int, normed: Float[Tensor, "*stack pos d_model"]
     ) -> Float[Tensor, "*stack pos d_head"]:
-        """One head's query, or one group's key or value; queries and keys are rotated."""
+        """One head's query, or one group's key or value; queries and keys are rotated.
+
+        Of fewer positions than the prompts have, they are taken to be the last ones.
+        """
         out = normed @ self._weights[kind][head]
         if (bias := self._biases[kind]) is not None:
             out = out + bias[head]
@@ -74,7 +77,7 @@ class LayerAttention:
         key: Float[Tensor, "*#stack key d_head"],
     ) -> Float[Tensor, "*stack query key"]:
         """Causal attention pattern; the queries are those of the last positions."""
-        scores = query @ key.transpose(-1, -2) * self._scale
+        scores = query @ key.transpose(-1, -2) * self.scale
         n_query, n_key = scores.shape[-2:]
         future = torch.ones(n_query, n_key, dtype=torch.bool, device=scores.device)
         future = future.triu(1 + n_key - n_query)
