@@ -44,7 +44,7 @@ def group_copying(
     vocabulary; among the task's own words one can ask for the first.)
     """
     names = torch.unique(torch.cat([t for g in prompts.groups for t in (g.correct, g.incorrect)]))
-    answer = torch.searchsorted(names, group.correct)
+    answer = torch.searchsorted(names, group.correct.contiguous())
     replay = Replay(model, group.clean)
     rows = rows_per_batch(model, group.clean.shape[1], batch_size)
     pre, means = replay.embed(group.clean), replay.embed(group.means)

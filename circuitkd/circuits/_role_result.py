@@ -77,14 +77,15 @@ class HeadRoles:
         if role not in self.scores:
             reason = self.skipped.get(role, f"roles are {', '.join(ROLES)}")
             raise InputError(f"There are no scores for {role!r}: {reason}.")
-        frame = self.frame[self.frame["role"] == role]
-        corrected = (frame["score"] - frame["baseline"]) / (1 - frame["baseline"])
-        held = frame[(corrected >= least) & (frame["low"] > frame["baseline"])]
-        held = held.sort_values("score", ascending=False, kind="stable")
-        return {
-            Node.parse(str(name)): float(score)
-            for name, score in zip(held["node"], held["score"], strict=True)
+        frame = self._role_frame(role)
+        baseline = self.baselines[role]
+        enough = (frame["score"] - baseline >= least * (1 - baseline)) & (frame["low"] > baseline)
+        held = {
+            node: float(score)
+            for node, score, holds in zip(self.nodes, frame["score"], enough, strict=True)
+            if holds
         }
+        return dict(sorted(held.items(), key=lambda item: -item[1]))
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; what is not a number is in its header."""

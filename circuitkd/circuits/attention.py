@@ -137,12 +137,11 @@ class AttentionPatterns:
             f"Attention of {len(self.nodes)} heads of {self.model} on {self.task}, "
             f"{len(self.labelled)} prompts; from {_END}, strongest first:"
         ]
-        at_end = self.frame[(self.frame["query"] == _END) & (self.frame["key"].isin(self.labels))]
-        for row in at_end.nlargest(8, "attention").to_dict("records"):
+        at_end = self.frame.query("query == @_END and key in @self.labels")
+        for row in at_end.sort_values("attention", ascending=False).head(8).itertuples():
             lines.append(
-                f"  {Node.parse(str(row['node'])).label:>6} → {row['key']:<4} "
-                f"{row['attention']:.2f} [{row['low']:.2f}, {row['high']:.2f}], "
-                f"uniform {row['uniform']:.2f}"
+                f"  {Node.parse(str(row.node)).label:>6} → {row.key:<4} "
+                f"{row.attention:.2f} [{row.low:.2f}, {row.high:.2f}], uniform {row.uniform:.2f}"
             )
         return "\n".join(lines)
 
