@@ -1,0 +1,1 @@
+"""MAKING students, to study what distillation transfers."""
