@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_models import random_gpt2, random_llama, random_prompts
 from torch import Tensor
@@ -42,7 +42,8 @@ MODELS = {
     "llama": lambda seed=0: random_llama(kv_heads=4, seed=seed),
     "one group": lambda seed=0: random_llama(kv_heads=1, seed=seed),
 }
-FEW = settings(max_examples=5, deadline=None)
+# No shrinking: a smaller seed is no simpler network.
+FEW = settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 
 def logits(model: PreTrainedModel) -> Tensor:
@@ -260,10 +261,10 @@ def test_default_similarity_influence_and_alignment_stay(seed: int, name: str) -
         found.append((values, (p, q), transport_alignment(p, q, values)[0]))
     (before, old_shares, old), (after, new_shares, new) = found
     was = [old_places(*both) for both in zip(networks, gauges, strict=True)]
-    np.testing.assert_allclose(after, before[np.ix_(*was)], atol=1e-3)
+    np.testing.assert_allclose(after, before[np.ix_(*was)], atol=1e-5)
     for side in (0, 1):
-        np.testing.assert_allclose(new_shares[side], old_shares[side][was[side]], atol=1e-3)
-    assert new == pytest.approx(old, abs=1e-3)
+        np.testing.assert_allclose(new_shares[side], old_shares[side][was[side]], atol=1e-5)
+    assert new == pytest.approx(old, abs=1e-5)
     assert before.std() > 0.02  # something to get wrong
 
 
