@@ -182,6 +182,28 @@ def _own_copy(model: PreTrainedModel) -> PreTrainedModel:
     return network
 
 
+def reinitialised(
+    model: TransformerBridge, seed: int, *, processed: bool = False
+) -> TransformerBridge:
+    """A model of the same shape with random weights, drawn by the network's own initialiser.
+
+    The random state of torch is left as it was.
+
+    >>> model = load_model("tiny-student")
+    >>> other = reinitialised(model, seed=0)
+    >>> other.cfg.n_layers == model.cfg.n_layers, bool((other.W_U == model.W_U).all())
+    (True, False)
+    """
+    original = model.original_model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = type(original)(copy.deepcopy(original.config))
+    network = network.to(device=device_of(model), dtype=original.dtype)
+    network.set_attn_implementation("eager")
+    label = f"{model_label(model)} with random weights"
+    return _bridge(network, model.tokenizer, label, processed)
+
+
 def _refuse_nonfinite(network: PreTrainedModel, name: str) -> None:
     for key, weight in network.state_dict().items():
         if weight.is_floating_point() and not torch.isfinite(weight).all():

@@ -16,7 +16,7 @@ from rich.text import Text
 from circuitkd.nodes import Node
 
 if TYPE_CHECKING:
-    from circuitkd.compare.comparison import Comparison, Performance
+    from circuitkd.compare.result import Comparison, Performance
 
 TEACHER, STUDENT = "bright_blue", "dark_orange"
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 if TYPE_CHECKING:
-    from circuitkd.compare.comparison import Comparison, Performance
+    from circuitkd.compare.result import Comparison, Performance
 
 _STRONGEST = 8
 

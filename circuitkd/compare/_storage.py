@@ -17,14 +17,15 @@ from torch import Tensor
 
 from circuitkd.circuits.influence_result import Influence
 from circuitkd.compare.alignment import Alignment
+from circuitkd.compare.evidence import Null, Reference
 from circuitkd.errors import InputError
 from circuitkd.nodes import Node
 from circuitkd.runs import write_atomically
 
 if TYPE_CHECKING:
-    from circuitkd.compare.comparison import Comparison
+    from circuitkd.compare.result import Comparison
 
-SCHEMA = "circuitkd.comparison/1"
+SCHEMA = "circuitkd.comparison/2"
 _TEXTS, _NUMBERS = "comparison.json", "comparison.safetensors"
 _TABLES = ("similarity", "similarity_low", "similarity_high", "paper_similarity", "plan")
 _ABOUT_INFLUENCE = ("model", "task", "variant", "bos", "ablation", "metric")
@@ -35,8 +36,8 @@ def save(result: "Comparison", directory: Path) -> None:
     influences = result.influences
     texts = {
         "schema": SCHEMA,
-        "alignment": asdict(result.alignment),
-        "paper_alignment": result.paper_alignment and asdict(result.paper_alignment),
+        "alignments": {name: asdict(value) for name, value in result.alignments.items()},
+        "chance_similarity": result.chance_similarity,
         "influences": {side: _about(influence) for side, influence in influences.items()},
         "warnings": list(result.warnings),
         "config": dict(result.config),
@@ -74,16 +75,25 @@ def load_fields(directory: Path) -> dict[str, Any]:
         else None
         for name in _TABLES
     }
-    paper = texts["paper_alignment"]
     return {
-        "alignment": Alignment(**texts["alignment"]),
-        "paper_alignment": Alignment(**paper) if paper else None,
+        "alignments": {name: _alignment(about) for name, about in texts["alignments"].items()},
+        "chance_similarity": texts["chance_similarity"],
         "influences": influences,
         "warnings": tuple(texts["warnings"]),
         "config": texts["config"],
         "versions": texts["versions"],
         **tables,
     }
+
+
+def _alignment(about: dict[str, Any]) -> Alignment:
+    null, ceiling, floor = (about.pop(name) for name in ("null", "ceiling", "floor"))
+    return Alignment(
+        **about,
+        null=Null(**null) if null else None,
+        ceiling=Reference(**ceiling) if ceiling else None,
+        floor=Reference(**floor) if floor else None,
+    )
 
 
 def _about(influence: Influence) -> dict[str, Any]:

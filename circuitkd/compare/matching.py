@@ -186,6 +186,29 @@ def restructuring(
     )
 
 
+def gini(share: Float[np.ndarray, "component"]) -> float:
+    """Gini coefficient of shares: 0 where all are equal, 1 - 1/n where one has all.
+
+    >>> gini(np.array([0.25] * 4)), gini(np.array([0.0, 0.0, 0.0, 1.0]))
+    (0.0, 0.75)
+    """
+    n, total = len(share), share.sum()
+    if total == 0:
+        return 0.0
+    ranks = np.arange(1, n + 1)
+    return float((2 * ranks - n - 1) @ np.sort(share) / (n * total))
+
+
+def effective_number(share: Float[np.ndarray, "component"]) -> float:
+    """1 / Σ share²: how many equally influential components would be as concentrated; 0 for none.
+
+    >>> effective_number(np.array([0.5, 0.5, 0.0]))
+    2.0
+    """
+    squares = float((share**2).sum())
+    return share.sum() ** 2 / squares if squares else 0.0
+
+
 def matches_frame(
     plan: Plan,
     similarity: Plan,
