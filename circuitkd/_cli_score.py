@@ -21,6 +21,7 @@ from circuitkd._cli_support import (
     results,
     tell,
 )
+from circuitkd.errors import InputError
 from circuitkd.tasks import Task
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ScoreOptions:
     preset: str
     variant: str | None
     bos: str
+    random_students: int
     device: str
     dtype: str
 
@@ -52,12 +54,15 @@ def run_score(
     *,
     out: Path | None,
     as_json: bool,
+    details: bool,
     threads: int | None,
     batch_size: int | None,
 ) -> None:
     """Compare and print; save where ``out`` says."""
     require_one_of("--ablation", options.ablation, ABLATIONS)
     require_one_of("--preset", options.preset, PRESETS)
+    if options.random_students < 0:
+        raise InputError(f"--random-students must be 0 or more, not {options.random_students}.")
     task = checked_task(options)
     models = {"teacher": options.teacher, "student": options.student}
     with quiet_libraries():
@@ -71,7 +76,7 @@ def run_score(
             result = _compare(options, task, run, batch_size, progress)
             if run is not None:
                 result.save(run.path)
-    _print(result, as_json)
+    _print(result, as_json, details)
     if out is not None:
         tell("Saved", f"{out}/", "bold")
 
@@ -95,6 +100,7 @@ def _compare(
         preset=options.preset,
         bos=options.bos,
         variant=options.variant,
+        random_students=options.random_students,
         batch_size=batch_size,
         device=options.device,
         dtype=options.dtype,
@@ -103,7 +109,7 @@ def _compare(
     )
 
 
-def _print(result: "Comparison", as_json: bool) -> None:
+def _print(result: "Comparison", as_json: bool, details: bool) -> None:
     for warning in result.warnings:
         tell("Warning", warning, "bold yellow")
     if as_json:
@@ -112,4 +118,4 @@ def _print(result: "Comparison", as_json: bool) -> None:
     else:
         from circuitkd.printing import comparison_view
 
-        results().print(comparison_view(result))
+        results().print(comparison_view(result, details=details))

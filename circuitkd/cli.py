@@ -109,6 +109,16 @@ def score(
     preset: Annotated[
         str, typer.Option(help="circuitkd's measures, or the paper's.", metavar="default|paper")
     ] = "default",
+    random_students: Annotated[
+        int,
+        typer.Option(
+            help="Randomly initialised students behind the floor; each costs what measuring the "
+            "student costs.",
+        ),
+    ] = 5,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print the evidence, and all matches.")
+    ] = False,
     variant: options.Variant = None,
     bos: options.Bos = "auto",
     out: options.Out = None,
@@ -129,13 +139,21 @@ def score(
         seed=seed,
         ablation=ablation,
         preset=preset,
+        random_students=random_students,
         variant=variant,
         bos=bos,
         device=device,
         dtype=dtype,
     )
     with told_in_words(options.continue_hint(out)):
-        run_score(chosen, out=out, as_json=json, threads=threads, batch_size=batch_size)
+        run_score(
+            chosen,
+            out=out,
+            as_json=json,
+            details=details,
+            threads=threads,
+            batch_size=batch_size,
+        )
 
 
 _INFLUENCE_EXAMPLES = """[bold]Examples[/]

@@ -16,6 +16,8 @@ from rich.text import Text
 from circuitkd.nodes import Node
 
 if TYPE_CHECKING:
+    from circuitkd.compare.alignment import Alignment
+    from circuitkd.compare.evidence import Null
     from circuitkd.compare.result import Comparison, Performance
 
 TEACHER, STUDENT = "bright_blue", "dark_orange"
@@ -25,8 +27,12 @@ _MOST_LISTED = 8
 _BAR = 12
 
 
-def comparison_view(result: "Comparison") -> RenderableType:
-    """Performance of both models, the alignment, the paper's number, matches, and what changed."""
+def comparison_view(result: "Comparison", *, details: bool = False) -> RenderableType:
+    """Performance of both models, the alignment, the paper's number, matches, and what changed.
+
+    ``details`` adds the evidence of every alignment, all matches, and concentration.
+    """
+    most = len(result.matches) if details else _STRONGEST
     return Group(
         _headline(result),
         "",
@@ -34,10 +40,11 @@ def comparison_view(result: "Comparison") -> RenderableType:
         "",
         _alignment_lines(result),
         "",
-        *_matches_lines(result),
+        *_matches_lines(result, most),
         "",
         *_restructuring_lines(result),
         "",
+        *(_details(result) if details else []),
         Text("In brackets: 95 % intervals over prompts.", "dim"),
     )
 
@@ -78,28 +85,80 @@ def _percentages(model: "Performance") -> str:
 def _alignment_lines(result: "Comparison") -> Table:
     alignment, paper = result.alignment, result.paper_alignment
     value = _interval(alignment.value, alignment.low, alignment.high)
-    ours = (
-        Text("circuit alignment", "bold"),
-        Text(value, "bold"),
-        Text("0 unrelated, 1 the same circuit", "dim"),
-    )
-    theirs = (
-        Text("paper's formula"),
-        Text("–" if paper is None else _interval(paper.value, paper.low, paper.high)),
-        Text("for continuity only: high for most pairs", "dim"),
-    )
+    ours = [
+        (
+            Text("circuit alignment", "bold"),
+            Text(value, "bold"),
+            Text("0 unrelated, 1 the same circuit", "dim"),
+        ),
+        *_evidence_rows(alignment),
+    ]
+    theirs = [
+        (
+            Text("paper's formula"),
+            Text("–" if paper is None else _interval(paper.value, paper.low, paper.high)),
+            Text("for continuity only: high for most pairs", "dim"),
+        )
+    ]
     grid = Table.grid(padding=(0, 2))
-    for row in (theirs, ours) if result.config["preset"] == "paper" else (ours, theirs):
+    for row in theirs + ours if result.config["preset"] == "paper" else ours + theirs:
         grid.add_row(*row)
     return grid
 
 
-def _matches_lines(result: "Comparison") -> list[RenderableType]:
+def _evidence_rows(alignment: "Alignment") -> list[tuple[Text, Text, Text]]:
+    rows = []
+    if alignment.calibrated is not None and alignment.floor and alignment.ceiling:
+        low, high = alignment.calibrated_interval or (None, None)
+        meaning = (
+            f"0 a random student ({alignment.floor.value:.2f}), "
+            f"1 the teacher itself ({alignment.ceiling.value:.2f})"
+        )
+        rows.append(("  calibrated", _interval(alignment.calibrated, low, high), meaning))
+    if (null := alignment.null) is not None:
+        meaning = f"influences shuffled; z {null.z:.1f}, p {_p_value(null.p)}"
+        rows.append(("  null", f"{null.mean:.2f} ± {null.sd:.2f}", meaning))
+    return [(Text(name), Text(value), Text(meaning, "dim")) for name, value, meaning in rows]
+
+
+def _p_value(p: float) -> str:
+    """A p-value as far as its draws resolve it.
+
+    >>> _p_value(0.0009990009990009992), _p_value(0.0512)
+    ('0.001', '0.051')
+    """
+    return f"{p:.2g}" if p < 0.001 else f"{p:.3f}"
+
+
+def _details(result: "Comparison") -> list[RenderableType]:
+    """Every alignment with its evidence, and how concentrated influence is."""
+    table = plain_table("alignment", "value", "null", "z", "p", "floor", "ceiling", "calibrated")
+    for name, found in result.alignments.items():
+        null, ends = found.null, (found.floor, found.ceiling)
+        table.add_row(
+            name,
+            _interval(found.value, found.low, found.high),
+            *(("–",) * 3 if null is None else _null_cells(null)),
+            *("–" if end is None else f"{end.value:.2f}" for end in ends),
+            "–" if found.calibrated is None else f"{found.calibrated:.2f}",
+        )
+    spread = plain_table("influence", "components", "effective number", "Gini")
+    for row, style in zip(rows_of(result.concentration), (TEACHER, STUDENT), strict=True):
+        counts = (str(row["components"]), f"{row['effective']:.1f}", f"{row['gini']:.2f}")
+        spread.add_row(Text(row["side"], style), *counts)
+    return [Text("evidence", "bold"), table, "", Text("concentration", "bold"), spread, ""]
+
+
+def _null_cells(null: "Null") -> tuple[str, str, str]:
+    return f"{null.mean:.2f} ± {null.sd:.2f}", f"{null.z:.1f}", _p_value(null.p)
+
+
+def _matches_lines(result: "Comparison", most: int) -> list[RenderableType]:
     threshold = result.restructuring.threshold
     matches = result.matches[result.matches["similarity"] >= threshold]
     table = plain_table("teacher", "student", "similarity", "", "influence")
     table.columns[-1].justify = "right"
-    for row in rows_of(matches.head(_STRONGEST)):
+    for row in rows_of(matches.head(most)):
         low, high = row.get("similarity_low"), row.get("similarity_high")
         table.add_row(
             Text(f"T {_label(row['teacher'])}", TEACHER),
@@ -135,7 +194,7 @@ def _restructuring_lines(result: "Comparison") -> list[RenderableType]:
         grid.add_row(Text(name, "bold"), _listed(entries))
     meaning = (
         f"dropped: {_percent(changed.lost)} of the teacher's influence has no counterpart in the "
-        f"student (similarity under {changed.threshold:g})"
+        f"student (similarity under {changed.threshold:.2f})"
     )
     return [grid, Text(meaning, "dim")] if drops else [grid]
 

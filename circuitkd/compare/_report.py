@@ -1,10 +1,12 @@
 """How a `Comparison` reads: as text, and as plain data."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 if TYPE_CHECKING:
+    from circuitkd.compare.alignment import Alignment
     from circuitkd.compare.result import Comparison, Performance
 
 _STRONGEST = 8
@@ -51,10 +53,13 @@ def _number_lines(result: "Comparison") -> list[str]:
 
 def as_plain_data(result: "Comparison") -> dict[str, Any]:
     """The result as dictionaries, lists, numbers and strings."""
-    alignment, paper = result.alignment, result.paper_alignment
+    paper = result.paper_alignment
     return {
-        "alignment": {"value": alignment.value, "low": alignment.low, "high": alignment.high},
+        "alignment": _alignment_data(result.alignment),
         "paper_alignment": None if paper is None else paper.value,
+        "alignments": {name: _alignment_data(a) for name, a in result.alignments.items()},
+        "chance_similarity": result.chance_similarity,
+        "concentration": _records(result.concentration),
         **{side: _performance_data(value) for side, value in result.performance.items()},
         "matches": _records(result.matches),
         "merges": _records(result.restructuring.merges),
@@ -64,6 +69,10 @@ def as_plain_data(result: "Comparison") -> dict[str, Any]:
         "config": dict(result.config),
         "versions": dict(result.versions),
     }
+
+
+def _alignment_data(alignment: "Alignment") -> dict[str, Any]:
+    return {**asdict(alignment), "calibrated": alignment.calibrated}
 
 
 def _performance_data(performance: "Performance") -> dict[str, Any]:
