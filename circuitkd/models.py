@@ -195,13 +195,13 @@ def reinitialised(
     (True, False)
     """
     original = model.original_model
-    with torch.random.fork_rng(devices=[]):
+    label = f"{model_label(model)} with random weights"
+    with torch.random.fork_rng(devices=[]):  # the bridge draws random numbers, too
         torch.manual_seed(seed)
         network = type(original)(copy.deepcopy(original.config))
-    network = network.to(device=device_of(model), dtype=original.dtype)
-    network.set_attn_implementation("eager")
-    label = f"{model_label(model)} with random weights"
-    return _bridge(network, model.tokenizer, label, processed)
+        network = network.to(device=device_of(model), dtype=original.dtype)
+        network.set_attn_implementation("eager")
+        return _bridge(network, model.tokenizer, label, processed)
 
 
 def _refuse_nonfinite(network: PreTrainedModel, name: str) -> None:

@@ -58,7 +58,7 @@ def call(*arguments: str | Path) -> Result:
 
 def score(*arguments: str | Path) -> Result:
     """On the bundled pair and with few prompts, where ``arguments`` say nothing else."""
-    return call("score", "-n", "8", *arguments)
+    return call("score", "-n", "8", "--random-students", "0", *arguments)
 
 
 def assert_refused(result: Result, *words: str) -> None:
@@ -118,7 +118,7 @@ class TestScore:
         assert bundled.exit_code == 0, bundled.stderr
         found = json.loads(bundled.stdout)
         assert set(found) >= KEYS
-        assert set(found["alignment"]) == {"value", "low", "high"}
+        assert set(found["alignment"]) >= {"value", "low", "high", "null", "floor", "ceiling"}
         assert set(found["teacher"]) >= PERFORMANCE
         assert set(found["student"]) >= PERFORMANCE
         assert found["config"]["n"] == 100

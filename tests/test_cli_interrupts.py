@@ -43,7 +43,18 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("models")
     teacher = save_tiny_model(folder / "teacher", layers=2)
     student = save_tiny_model(folder / "student", layers=1, seed=1)
-    return ["score", "--teacher", str(teacher), "--student", str(student), "-n", "8", "--json"]
+    return [
+        "score",
+        "--teacher",
+        str(teacher),
+        "--student",
+        str(student),
+        "-n",
+        "8",
+        "--json",
+        "--random-students",
+        "1",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,14 @@ from circuitkd.compare.comparison import Comparison, compare_recorded
 from circuitkd.models import load_model
 from circuitkd.nodes import component_nodes
 
-CONFIG = {"seed": 0, "draws": 20, "preset": "default", "positions": "all", "task": "random"}
+CONFIG = {
+    "seed": 0,
+    "draws": 20,
+    "null_draws": 0,
+    "preset": "default",
+    "positions": "all",
+    "task": "random",
+}
 
 
 def random_components(

@@ -11,9 +11,10 @@ from hypothesis.extra.numpy import arrays
 
 from circuitkd.compare.alignment import (
     argmax_paper_alignment,
-    bootstrap_transport,
+    bootstrap_scores,
     paper_alignment,
     transport_alignment,
+    transport_score,
     with_interval,
 )
 from circuitkd.errors import InputError
@@ -113,7 +114,7 @@ def test_draws_without_influence_are_left_out() -> None:
     p = np.array([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
     q = np.array([[1.0], [1.0], [1.0]])
     s = np.array([[[0.5], [0.7]]] * 3)
-    np.testing.assert_allclose(bootstrap_transport(p, q, s), [0.6, 0.5])
+    np.testing.assert_allclose(bootstrap_scores(transport_score, p, q, s), [0.6, 0.5])
 
 
 def test_the_interval_holds_the_middle_of_the_draws() -> None:

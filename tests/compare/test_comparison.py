@@ -35,6 +35,8 @@ from circuitkd.errors import InputError, TaskError
 from circuitkd.models import load_model
 from circuitkd.runs import MemoryCheckpoint
 
+FEW = {"null_draws": 50, "random_students": 1}
+
 
 def effects_on(n_nodes: int, **influence: float) -> torch.Tensor:
     """Effects of 16 prompts: node number -> mean effect, with some spread over prompts."""
@@ -271,7 +273,7 @@ def models(tmp_path_factory) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def result(models) -> Comparison:
-    return compare(models[0], models[1], "numerals", n=24, seed=3, draws=50)
+    return compare(models[0], models[1], "numerals", n=24, seed=3, draws=50, **FEW)
 
 
 def test_the_result_says_what_it_was_made_with(result: Comparison, models) -> None:
@@ -297,6 +299,9 @@ def test_json_has_exactly_the_documented_keys(result: Comparison) -> None:
     assert set(data) == {
         "alignment",
         "paper_alignment",
+        "alignments",
+        "chance_similarity",
+        "concentration",
         "teacher",
         "student",
         "matches",
@@ -307,7 +312,25 @@ def test_json_has_exactly_the_documented_keys(result: Comparison) -> None:
         "config",
         "versions",
     }
-    assert set(data["alignment"]) == {"value", "low", "high"}
+    assert set(data["alignment"]) == {
+        "value",
+        "low",
+        "high",
+        "method",
+        "draws",
+        "level",
+        "null",
+        "ceiling",
+        "floor",
+        "calibrated",
+    }
+    assert data["alignments"]["transport"] == data["alignment"]
+    assert set(data["alignments"]) == {
+        "transport",
+        "signed transport",
+        "weighted argmax",
+        "paper",
+    }
     assert set(data["teacher"]) == set(data["student"])
     assert set(data["student"]) == {
         "name",
@@ -386,9 +409,11 @@ def test_a_missing_or_damaged_result_is_refused_in_words(
 
 
 def test_the_package_is_the_function_and_a_seed_fixes_the_numbers(models, result) -> None:
-    again = ckd.compare(models[0], models[1], ckd.load_task("numerals"), n=24, seed=3, draws=50)
+    again = ckd.compare(
+        models[0], models[1], ckd.load_task("numerals"), n=24, seed=3, draws=50, **FEW
+    )
     assert again.to_json() == result.to_json()
-    other = compare(models[0], models[1], "numerals", n=24, seed=4, draws=0)
+    other = compare(models[0], models[1], "numerals", n=24, seed=4, draws=0, null_draws=0)
     assert other.alignment.value != result.alignment.value
 
 
@@ -402,7 +427,7 @@ def test_a_comparison_goes_on_from_its_checkpoint(models, result: Comparison) ->
             raise KeyboardInterrupt
 
     again = partial(
-        compare, models[0], models[1], "numerals", n=24, seed=3, draws=50, checkpoint=memory
+        compare, models[0], models[1], "numerals", n=24, seed=3, draws=50, checkpoint=memory, **FEW
     )
     with pytest.raises(KeyboardInterrupt):
         again(progress=stop_in_the_student)
@@ -419,6 +444,7 @@ def test_preset_paper_takes_the_papers_settings(models) -> None:
         n=8,
         draws=5,
         preset="paper",
+        **FEW,
         progress=lambda stage, done, total: last.update({stage: (done, total)}),
     )
     assert result.config["processed"]
@@ -430,7 +456,7 @@ def test_preset_paper_takes_the_papers_settings(models) -> None:
         assert matched[student] == pytest.approx(result.paper_similarity[student].max())
     text = repr(result)
     assert text.index("the paper's number") < text.index("alignment: ")
-    assert {"Comparing heads", "Comparing mlps", "Resampling the alignment"} <= set(last)
+    assert {"Comparing heads", "Comparing mlps", "Weighing the evidence"} <= set(last)
     assert all(done == total for done, total in last.values())
 
 

@@ -32,7 +32,7 @@ def test_directories_bundled_names_and_models_in_memory_need_none(tmp_path: Path
     )
     task = load_task("weekdays")
     task = task.model_copy(update={"templates": task.templates[:1]})
-    result = compare(directory, in_memory, task, n=8, draws=0)
+    result = compare(directory, in_memory, task, n=8, draws=0, null_draws=0)
     assert result.alignment.value == pytest.approx(1, abs=1e-6)
     assert load_model("tiny-student").cfg.n_layers == 2
 
