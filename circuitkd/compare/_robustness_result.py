@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -24,7 +23,6 @@ from circuitkd.metrics import (
     UNITS,
     accuracy,
     accuracy_interval,
-    bootstrap_interval,
     bootstrap_weights,
     percentile_interval,
 )
@@ -154,24 +152,35 @@ class Robustness:
         share = float(same.double().mean())
         return {"same_token": share, **_ends("same_token", accuracy_interval(same))}
 
+    @cached_property
+    def _means(self) -> dict[str, Float[np.ndarray, "condition draw"]]:
+        """The mean metric of each condition in bootstrap draws over prompts, for each model.
+
+        Noise is put on the clean prompts, so the two are drawn together; a variant's prompts are
+        others, and are drawn on their own. Both models always draw the same prompts.
+        """
+        n = self.metrics["teacher"].shape[1]
+        means = {side: np.empty((len(self.conditions), _DRAWS)) for side in _SIDES}
+        shared = bootstrap_weights(n, _DRAWS, seed=0) / n
+        for place, condition in enumerate(self.conditions):
+            own = condition.kind == "variant"
+            weights = bootstrap_weights(n, _DRAWS, seed=place) / n if own else shared
+            for side in _SIDES:
+                means[side][place] = weights @ self.metrics[side][place].double().numpy()
+        return means
+
     def _interval(self, side: str, place: int) -> tuple[float, float]:
-        return bootstrap_interval(self.metrics[side][place].double().numpy())
+        """95 % interval of the mean metric."""
+        return _percentiles(self._means[side][place])
 
     def _retained(self, side: str, place: int) -> tuple[float, Float[np.ndarray, "draw"]]:
-        """The metric in percent of the clean one, and the same in bootstrap draws.
-
-        Noise is put on the clean prompts, so both are drawn together; a variant's prompts are
-        others, and are drawn on their own.
-        """
+        """The metric in percent of the clean one, and the same in bootstrap draws."""
         if not self.competent[side]:
             return np.nan, np.full(_DRAWS, np.nan)
-        values = self.metrics[side].double().numpy()
-        clean, here = values[0], values[place]
-        own_seed = place if self.conditions[place].kind == "variant" else 0
-        weights, own = (bootstrap_weights(len(here), _DRAWS, seed) for seed in (0, own_seed))
-        baseline = weights @ clean
-        draws = 100 * (own @ here) / np.where(baseline > 0, baseline, np.nan)
-        return float(100 * here.mean() / clean.mean()), draws
+        clean, here = (self.metrics[side][k].double().mean() for k in (0, place))
+        baseline = self._means[side][0]
+        draws = 100 * self._means[side][place] / np.where(baseline > 0, baseline, np.nan)
+        return float(100 * here / clean), draws
 
     def competence_notes(self) -> list[str]:
         """A sentence for each model that does not do the task as it is."""

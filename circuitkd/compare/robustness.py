@@ -273,9 +273,7 @@ def _warnings(
     else:
         notes += result.competence_notes()
     if n < FEW_PROMPTS:
-        notes.append(
-            f"Only {n} prompts: the intervals are too narrow; take {FEW_PROMPTS} or more."
-        )
+        notes.append(f"Only {n} prompts: the intervals are too narrow; take {FEW_PROMPTS} or more.")
     if models[0].cfg.d_model != models[1].cfg.d_model and result.config["noise"]:
         notes.append(
             "The models differ in width, so each gets its own draw of the noise, of the same "
