@@ -373,8 +373,8 @@ def _published_order(influence: Influence) -> list[int]:
 
 def _shown(statistics: pd.DataFrame) -> list[str]:
     """Statistics with a value for at least one model, the Gini coefficient left to the table."""
-    numbers = statistics.drop(columns="unit").notna().any(axis=1)
-    return [name for name in statistics.index if numbers[name] and name != "gini"]
+    known = statistics.drop(columns="unit").dropna(how="all").index
+    return [str(name) for name in known if name != "gini"]
 
 
 def _words(name: str) -> str:

@@ -120,7 +120,8 @@ def parameter_count(model: TransformerBridge) -> int:
     # The wrapped network holds some weights twice, so an empty one of the same shape is counted.
     network = model.original_model
     with torch.device("meta"):
-        return int(type(network)(network.config).num_parameters())
+        empty = type(network)(network.config)  # pyright: ignore[reportCallIssue]
+    return sum(parameter.numel() for parameter in empty.parameters())
 
 
 def _unit_noise(places: Sequence[int], shape: Sequence[int], seed: int) -> Float[Tensor, "b pos d"]:
