@@ -156,6 +156,83 @@ def score(
         )
 
 
+_ROBUSTNESS_HELP = (
+    "Compare how a teacher and a student bear perturbed inputs and ablated components.\n\n"
+    "Prints accuracy and metric of both on every out-of-distribution variant of the task and under "
+    "noise on the embeddings, how often they agree, and what the metric loses when one head or MLP "
+    "is ablated."
+)
+_ROBUSTNESS_EXAMPLES = """[bold]Examples[/]
+
+circuitkd robustness
+
+circuitkd robustness --task numerals --variant typos --variant unseen_words --noise 0.5
+
+circuitkd robustness --teacher gpt2 --student distilgpt2 --task numerals --out runs/robustness
+"""
+
+
+@app.command(help=_ROBUSTNESS_HELP, epilog=_ROBUSTNESS_EXAMPLES)
+def robustness(
+    teacher: Annotated[
+        str, typer.Option(help="A bundled model, a directory, or a hub id.", metavar="MODEL")
+    ] = "tiny-teacher",
+    student: Annotated[
+        str, typer.Option(help="Likewise; read with its own tokenizer.", metavar="MODEL")
+    ] = "tiny-student",
+    task: options.Task = "ioi",
+    n: Annotated[int, typer.Option("-n", help="Prompts under each condition, at least 8.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of the prompts and of the noise.")] = 0,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this variant of the task; can be given several times. By default all.",
+            metavar="NAME",
+        ),
+    ] = None,
+    noise: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Size of the noise on the embeddings, 1 being their root mean square; can be "
+            "given several times. By default 0.25, 0.5, 0.75 and 1.",
+        ),
+    ] = None,
+    ablation: Annotated[
+        str,
+        typer.Option(
+            help="What replaces an ablated component's output (see circuitkd influence --help); "
+            "none leaves ablation out.",
+            metavar="mean|zero|resample|none",
+        ),
+    ] = "mean",
+    bos: options.Bos = "auto",
+    out: options.Out = None,
+    json: options.Json = False,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    threads: options.Threads = None,
+    batch_size: options.BatchSize = None,
+) -> None:
+    """Compare how a teacher and a student bear perturbed inputs and ablated components."""
+    from circuitkd._cli_robustness import RobustnessOptions, run_robustness
+
+    chosen = RobustnessOptions(
+        teacher=teacher,
+        student=student,
+        task=task,
+        n=n,
+        seed=seed,
+        variants=tuple(variant) if variant else None,
+        noise=tuple(noise) if noise else None,
+        ablation=ablation,
+        bos=bos,
+        device=device,
+        dtype=dtype,
+    )
+    with told_in_words(options.continue_hint(out)):
+        run_robustness(chosen, out=out, as_json=json, threads=threads, batch_size=batch_size)
+
+
 _INFLUENCE_EXAMPLES = """[bold]Examples[/]
 
 circuitkd influence tiny-teacher --task numerals
