@@ -132,8 +132,8 @@ def _brittleness(pair: "PairedBrittleness") -> list[RenderableType]:
 
 
 _DROPS = (
-    "A drop is what the metric loses, in percent from 0 to 100. The mean falls because a model has "
-    "more components; the total does not."
+    "A drop is what the metric loses, in percent from 0 to 100. With more components the mean "
+    "drop falls by itself; the total does not."
 )
 
 

@@ -265,12 +265,9 @@ def brittleness_of(
     >>> pair.student.mean_drop > pair.teacher.mean_drop
     True
     """
-    if set(influences) != {"teacher", "student"}:
-        raise InputError(f"Influences of 'teacher' and 'student' are needed, not {[*influences]}.")
+    teacher, student = require_same_prompts(influences)
     if parameters is not None and set(parameters) != {"teacher", "student"}:
         raise InputError(f"Parameters of 'teacher' and 'student' are needed, not {[*parameters]}.")
-    teacher, student = influences["teacher"], influences["student"]
-    _require_same_prompts(teacher, student)
     percent = drop_statistics(limit, threshold, alpha)
     sides = {
         side: ablation_brittleness(own, limit=limit, threshold=threshold, alpha=alpha)
@@ -284,7 +281,11 @@ def brittleness_of(
     )
 
 
-def _require_same_prompts(teacher: Influence, student: Influence) -> None:
+def require_same_prompts(influences: Mapping[str, Influence]) -> tuple[Influence, Influence]:
+    """The teacher's and the student's influence; ``InputError`` unless they can be compared."""
+    if set(influences) != {"teacher", "student"}:
+        raise InputError(f"Influences of 'teacher' and 'student' are needed, not {[*influences]}.")
+    teacher, student = influences["teacher"], influences["student"]
     for what in ("task", "variant", "ablation", "metric"):
         one, other = getattr(teacher, what), getattr(student, what)
         if one != other:
@@ -294,6 +295,7 @@ def _require_same_prompts(teacher: Influence, student: Influence) -> None:
             f"The two influences are of {len(teacher.clean)} and {len(student.clean)} prompts; "
             "measure both on the pair that task.sample_pair returns."
         )
+    return teacher, student
 
 
 def _differences(

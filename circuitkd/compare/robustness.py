@@ -9,7 +9,7 @@ baseline would mean nothing.
 out-of-distribution variants and under noise on the embeddings, and how often they agree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from circuitkd.compare._robustness_brittleness import (
     PairedBrittleness,
     ablation_brittleness,
     brittleness_of,
+    require_same_prompts,
 )
 from circuitkd.compare._robustness_inputs import CLEAN, Condition, answers, parameter_count
 from circuitkd.compare._robustness_result import Robustness, load_robustness
@@ -114,15 +115,17 @@ def robustness(
     >>> result.frame["accuracy"].between(0, 1).all()
     True
     """
-    ablation = None if influences is not None else ablation
     _check(n, noise, ablation)
+    if influences is not None:
+        require_same_prompts(influences)
     task = task if isinstance(task, Task) else load_task(task)
     for variant in variants or ():
         task.with_variant(variant)
     load = partial(_load, progress=progress, device=device, dtype=dtype)
     models = load(teacher), load(student)
-    clean = task.sample_pair(*models, n, seed, bos=bos)
-    shifted, notes = _variant_pairs(task, models, variants, n=n, seed=seed, bos=bos)
+    sample = partial(task.sample_pair, *models, n, seed, bos=bos)
+    clean = sample()
+    shifted, notes = _variant_pairs(task, sample, variants, progress)
     config = {
         "teacher": str(models[0].cfg.model_name),
         "student": str(models[1].cfg.model_name),
@@ -131,7 +134,7 @@ def robustness(
         "seed": seed,
         "variants": [*shifted],
         "noise": [float(strength) for strength in noise],
-        "ablation": ablation,
+        "ablation": ablation if influences is None else influences["teacher"].ablation,
         "bos": bos,
         "bos_text": {"teacher": clean[0].bos, "student": clean[1].bos},
         "dtype": dtype,
@@ -151,7 +154,7 @@ def robustness(
         )
         for number, (side, model) in enumerate(zip(_SIDES, models, strict=True))
     }
-    if ablation is not None:
+    if influences is None and ablation is not None:
         influences = {
             side: node_influence(
                 model,
@@ -207,23 +210,23 @@ def _load(model: ModelLike, progress: Progress | None, **options: Any) -> Transf
 
 def _variant_pairs(
     task: Task,
-    models: tuple[TransformerBridge, TransformerBridge],
+    sample: Callable[..., Pair],
     variants: Sequence[str] | None,
-    *,
-    n: int,
-    seed: int,
-    bos: str,
+    progress: Progress | None,
 ) -> tuple[dict[str, Pair], list[str]]:
     """The prompts of each variant, and why some were left out; asked for, none is left out."""
     pairs: dict[str, Pair] = {}
     notes = []
-    for name in task.variants if variants is None else dict.fromkeys(variants):
+    names = [*task.variants] if variants is None else [*dict.fromkeys(variants)]
+    for number, name in enumerate(names):
         try:
-            pairs[name] = task.sample_pair(*models, n, seed, variant=name, bos=bos)
+            pairs[name] = sample(variant=name)
         except VocabularyError as error:
             if variants is not None:
                 raise
             notes.append(f"The variant {name} is left out: {error}")
+        if progress is not None:
+            progress("Drawing prompts", number + 1, len(names))
     return pairs, notes
 
 

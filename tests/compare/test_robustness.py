@@ -1,0 +1,582 @@
+"""Robustness: the published statistics from the recorded drops, and perturbed inputs by hand."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from random_models import FAMILIES, random_bridge, random_prompts
+from tiny import save_tiny_model
+
+from circuitkd.circuits.influence_result import Influence
+from circuitkd.compare import robustness as module
+from circuitkd.compare._robustness_inputs import answers, embedding_rms
+from circuitkd.compare._robustness_statistics import (
+    basic_interval,
+    component_difference,
+    component_interval,
+    drop_statistics,
+)
+from circuitkd.compare.robustness import (
+    Brittleness,
+    Condition,
+    PairedBrittleness,
+    Robustness,
+    ablation_brittleness,
+    brittleness_of,
+    clamped_drops,
+    load_robustness,
+    parameter_count,
+    robustness,
+)
+from circuitkd.errors import InputError, RunError, VocabularyError
+from circuitkd.metrics import logit_difference, probability_difference
+from circuitkd.models import load_model
+from circuitkd.nodes import component_nodes
+from circuitkd.prompts import Prompts
+from circuitkd.runs import MemoryCheckpoint
+from circuitkd.tasks import load_task
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "data" / "robustness_numerals.json").read_text()
+)
+EXPECTED = GOLDEN["expected"]
+PARAMETERS = {"teacher": 124_000_000, "student": 82_000_000}
+SIDES = {"teacher": "gpt2", "student": "distilgpt2"}
+
+
+def recorded_drops(side: str) -> np.ndarray:
+    """In published order: all heads, then all MLPs."""
+    model = GOLDEN["models"][SIDES[side]]
+    return clamped_drops(model["head_retained_pct"] + model["mlp_retained_pct"])
+
+
+def recorded_influence(side: str) -> Influence:
+    """The same as effects on one prompt and its copy, in the order of nodes."""
+    model = GOLDEN["models"][SIDES[side]]
+    heads = np.reshape(model["head_retained_pct"], (model["layers"], model["heads"]))
+    retained = np.column_stack([heads, model["mlp_retained_pct"]]).ravel()
+    return influence_of(retained / 100 - 1, layers=model["layers"], heads=model["heads"])
+
+
+def influence_of(
+    effects: np.ndarray | list[float], *, clean: float = 1.0, layers: int = 1, heads: int = 2
+) -> Influence:
+    """Effects by node; one row, or one a prompt."""
+    rows = torch.tensor(np.atleast_2d(np.asarray(effects, dtype=np.float32)))
+    rows = rows.expand(2, -1) if len(rows) == 1 else rows
+    return Influence(
+        model="model",
+        task="numerals",
+        variant=None,
+        bos=None,
+        ablation="mean",
+        metric="logit_difference",
+        nodes=component_nodes(layers, heads),
+        effects=rows.contiguous(),
+        clean=torch.full((len(rows),), clean),
+    )
+
+
+def noisy_influence(seed: int, *, prompts: int = 40, clean: float = 4.0) -> Influence:
+    rng = np.random.default_rng(seed)
+    effects = np.array([-2.0, -0.5, 0.3]) + 0.4 * rng.normal(size=(prompts, 3))
+    return replace(
+        influence_of(effects), clean=torch.tensor(clean + rng.normal(size=prompts)).float()
+    )
+
+
+class TestPublished:
+    def test_the_published_means_and_intervals_to_the_digit(self) -> None:
+        for side in SIDES:
+            drops = recorded_drops(side)
+            low, high = component_interval(drops, drop_statistics())["mean_drop_pct"]
+            found = [drops.mean(), low, high]
+            assert found == pytest.approx(EXPECTED[f"{side}_mean"], abs=1e-9)
+        means = [round(float(recorded_drops(side).mean()), 2) for side in SIDES]
+        assert means == EXPECTED["published"] == [3.06, 12.24]
+
+    def test_the_published_difference_draws_the_teacher_before_the_student(self) -> None:
+        drops = [recorded_drops(side) for side in SIDES]
+        found = component_difference(*drops, drop_statistics())["mean_drop_pct"]
+        assert found == pytest.approx(EXPECTED["delta_mean_bootstrap"], abs=1e-9)
+
+    def test_severity_and_gini(self) -> None:
+        statistics = drop_statistics()
+        for side in SIDES:
+            for name in ("severity", "gini"):
+                found = float(statistics[name](recorded_drops(side)))
+                assert found == pytest.approx(EXPECTED[f"{side}_{name}"], abs=1e-12)
+
+    def test_all_of_it_from_influences(self) -> None:
+        """Effects are kept in float32, which leaves 1e-5 of a percent."""
+        pair = brittleness_of({side: recorded_influence(side) for side in SIDES}, PARAMETERS)
+        row = pair.frame.loc["mean_drop_pct"]
+        slope = pair.slopes.loc["mean_drop_pct"]
+        assert pair.compression == pytest.approx(EXPECTED["C"], abs=1e-12)
+        for side in SIDES:
+            own = getattr(pair, side).statistics.loc["mean_drop_pct"]
+            found = [own["value"], own["components_low"], own["components_high"]]
+            assert found == pytest.approx(EXPECTED[f"{side}_mean"], abs=1e-4)
+            assert len(getattr(pair, side).frame) == EXPECTED[f"n_{side}"]
+        assert row["difference"] == pytest.approx(EXPECTED["delta_mean_exact"], abs=1e-4)
+        assert slope["slope"] == pytest.approx(EXPECTED["beta_mean_exact"], abs=1e-4)
+        assert slope["components_mean"] == pytest.approx(
+            EXPECTED["beta_mean_bootstrap"], abs=1e-4
+        )
+        assert slope["components_mean"] / 10 == pytest.approx(EXPECTED["pp_per_0p1C"], abs=1e-5)
+        ends = [slope["components_low"], slope["components_high"]]
+        assert ends == pytest.approx(EXPECTED["beta_mean_ci"], abs=1e-3)
+        severity = pair.slopes.loc["severity"]
+        assert severity["slope"] == pytest.approx(EXPECTED["beta_severity"], abs=1e-5)
+        assert "3.06 → 12.2 %" in repr(pair)
+
+
+class TestBrittleness:
+    def test_by_hand(self) -> None:
+        """Drops of 60 %, 0 (ablation helps) and 100 % (more than all is lost)."""
+        found = ablation_brittleness(influence_of([-1.2, 0.5, -3.0], clean=2.0))
+        assert found.frame["drop_pct"].tolist() == pytest.approx([60, 0, 100])
+        assert found.frame["drop"].tolist() == pytest.approx([1.2, 0, 3.0])
+        values = found.statistics["value"]
+        assert values["mean_drop_pct"] == pytest.approx(160 / 3)
+        assert values["total_drop_pct"] == pytest.approx(160)
+        assert values["worst_drop_pct"] == pytest.approx(100)
+        assert values["severity"] == pytest.approx((0.5 + 1) / 3)
+        assert values["mean_drop"] == pytest.approx(4.2 / 3)
+        assert values["gini"] == pytest.approx((60 * 0 + 100 * 2) / (3 * 160))
+
+    def test_half_the_components_doing_the_same_have_twice_the_mean_and_the_same_total(
+        self,
+    ) -> None:
+        many = ablation_brittleness(influence_of([-0.5, 0, -0.25, 0, 0, 0], layers=2))
+        few = ablation_brittleness(influence_of([-0.5, -0.25, 0]))
+        assert few.mean_drop == pytest.approx(2 * many.mean_drop)
+        totals = [own.statistics.loc["total_drop_pct", "value"] for own in (many, few)]
+        assert totals == pytest.approx([75, 75])
+
+    @pytest.mark.parametrize("clean", [-0.2, 0.0])
+    def test_a_weak_baseline_has_logits_but_no_percentages(self, clean: float) -> None:
+        found = ablation_brittleness(influence_of([-1.2, 0.5, -3.0], clean=clean))
+        assert not found.competent
+        assert found.statistics.loc["mean_drop", "value"] == pytest.approx(4.2 / 3)
+        assert np.isfinite(found.statistics.loc["mean_drop"].drop("unit").astype(float)).all()
+        percentages = found.statistics.drop(index="mean_drop", columns="unit")
+        assert percentages.isna().all(axis=None)
+        assert found.frame["drop_pct"].isna().all()
+        assert np.isnan(found.mean_drop)
+        assert np.isnan(found.severity)
+        assert "percentages are withheld" in repr(found)
+        assert "%" not in repr(found)
+
+    def test_a_pair_with_one_weak_baseline_has_a_difference_in_logits_only(self) -> None:
+        weak = influence_of([-0.5, 0.0, 0.0], clean=-1.0)
+        pair = brittleness_of({"teacher": noisy_influence(0), "student": weak_copy(weak, 40)})
+        assert np.isfinite(pair.frame.loc["mean_drop", "difference"])
+        rest = pair.frame.drop(index="mean_drop")
+        assert rest["teacher"].notna().all()
+        gone = ["student", "difference", "components_low", "prompts_low", "prompts_high"]
+        assert rest[gone].isna().all(axis=None)
+
+    def test_more_prompts_narrow_the_interval_over_prompts_only(self) -> None:
+        few, many = (
+            ablation_brittleness(noisy_influence(0, prompts=prompts)).statistics.loc[
+                "mean_drop_pct"
+            ]
+            for prompts in (20, 320)
+        )
+        width = [row["prompts_high"] - row["prompts_low"] for row in (few, many)]
+        assert width[0] / width[1] == pytest.approx(4, rel=0.4)
+        width = [row["components_high"] - row["components_low"] for row in (few, many)]
+        assert width[0] == pytest.approx(width[1], rel=0.1)
+
+    def test_a_basic_interval_mirrors_what_resampling_adds(self) -> None:
+        """Resampled values between 1.0 and 1.4 of a value of 1: it was itself as much too high."""
+        draws = np.linspace(1.0, 1.4, 1001)
+        assert basic_interval(1.0, draws) == pytest.approx((0.61, 0.99))
+        assert basic_interval(1.0, draws, low=0.7, high=0.8) == pytest.approx((0.7, 0.8))
+
+    def test_a_model_against_itself_differs_by_exactly_nothing(self) -> None:
+        own = noisy_influence(3)
+        row = brittleness_of({"teacher": own, "student": own}).frame.drop(columns="unit")
+        for column in ("difference", "prompts_low", "prompts_high"):
+            assert (row[column] == 0).all()
+
+    def test_there_is_no_slope_without_compression(self) -> None:
+        own = {"teacher": noisy_influence(0), "student": noisy_influence(1)}
+        for parameters in (None, {"teacher": 10, "student": 10}, {"teacher": 10, "student": 20}):
+            pair = brittleness_of(own, parameters)
+            assert pair.compression is None
+            assert pair.slopes.drop(columns="unit").isna().all(axis=None)
+            assert "fewer parameters" not in repr(pair)
+
+    def test_severity_has_parameters(self) -> None:
+        own = influence_of([-0.6, -0.3, 0.0])
+        found = ablation_brittleness(own, limit=50, threshold=10, alpha=2)
+        assert found.severity == pytest.approx((1 + 0.25) / 3)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"limit": 10.0}, {"threshold": -1.0}, {"alpha": 0.0}, {"threshold": 100.0}]
+    )
+    def test_impossible_parameters_of_severity(self, wrong: dict[str, float]) -> None:
+        with pytest.raises(InputError, match="Severity needs"):
+            ablation_brittleness(influence_of([-1.0, 0, 0]), **wrong)
+
+    def test_influences_that_do_not_belong_together(self) -> None:
+        own = noisy_influence(0)
+        for other, words in (
+            (noisy_influence(1, prompts=20), "40 and 20 prompts"),
+            (replace(own, ablation="zero"), "ablation: mean and zero"),
+            (replace(own, task="ioi"), "task: numerals and ioi"),
+        ):
+            with pytest.raises(InputError, match=words):
+                brittleness_of({"teacher": own, "student": other})
+        with pytest.raises(InputError, match="'teacher' and 'student'"):
+            brittleness_of({"teacher": own})
+        with pytest.raises(InputError, match="Parameters of"):
+            brittleness_of({"teacher": own, "student": own}, {"teacher": 3})
+
+    @pytest.mark.parametrize("clean", [4.0, -4.0])
+    def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, clean: float) -> None:
+        sides = {
+            "teacher": noisy_influence(0),
+            "student": noisy_influence(1, clean=clean),
+        }
+        pair = brittleness_of(sides, PARAMETERS)
+        pair.save(tmp_path / "pair.json")
+        pair.student.save(tmp_path / "one.json")
+        again = PairedBrittleness.load(tmp_path / "pair.json")
+        one = Brittleness.load(tmp_path / "one.json")
+        assert repr(again) == repr(pair)
+        assert again.parameters == pair.parameters
+        pd.testing.assert_frame_equal(again.frame, pair.frame)
+        for loaded in (again.student, one):
+            pd.testing.assert_frame_equal(loaded.frame, pair.student.frame)
+            pd.testing.assert_frame_equal(loaded.statistics, pair.student.statistics)
+        with pytest.raises(InputError, match="no paired brittleness"):
+            PairedBrittleness.load(tmp_path / "one.json")
+        with pytest.raises(InputError, match="cannot be read"):
+            Brittleness.load(tmp_path / "none.json")
+
+
+def weak_copy(influence: Influence, prompts: int) -> Influence:
+    return replace(
+        influence,
+        effects=influence.effects[:1].expand(prompts, -1).contiguous(),
+        clean=influence.clean[:1].expand(prompts).contiguous(),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted_as_hugging_face_counts_them(family: str) -> None:
+    """Once each: the wrapped network holds GPT-2's Q, K and V twice, and tied embeddings once."""
+    network = FAMILIES[family]()
+    assert parameter_count(load_model(network)) == network.num_parameters()
+
+
+def noisy_metric(model, prompts: Prompts, strength: float, seed: int) -> torch.Tensor:
+    """The slow way: one prompt at a time, the noise added by a hook in front of block 0."""
+    first = 0 if prompts.bos is None else 1
+    words = torch.cat([group.clean[:, first:].flatten() for group in prompts.groups])
+    size = strength * float(model.W_E[words].double().square().mean().sqrt())
+    values = torch.zeros(len(prompts))
+    for group in prompts.groups:
+        for row, place in enumerate(group.index.tolist()):
+            rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(place,)))
+            shape = (group.clean.shape[1], model.cfg.d_model)
+            noise = size * rng.standard_normal(shape, dtype=np.float32)
+            noise[:first] = 0
+
+            def add(stream, hook, noise=noise):
+                return stream + torch.from_numpy(noise)
+
+            with torch.no_grad(), model.hooks(fwd_hooks=[("blocks.0.hook_in", add)]):
+                logits = model(group.clean[row : row + 1])[:, -1]
+            if prompts.metric == "logit_difference":
+                answer = group.correct[row : row + 1], group.incorrect[row : row + 1]
+                values[place] = logit_difference(logits, *answer)[0]
+            else:
+                assert group.candidates is not None
+                assert group.valid is not None
+                values[place] = probability_difference(
+                    logits, group.candidates, group.valid[row : row + 1]
+                )[0]
+    return values
+
+
+class TestNoise:
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("metric", ["logit_difference", "probability_difference"])
+    @pytest.mark.parametrize("bos", [False, True])
+    def test_equals_a_hook_that_adds_it(self, family: str, metric: str, bos: bool) -> None:
+        model = random_bridge(family)
+        prompts = random_prompts(bos=bos, metric=metric)
+        found = answers(model, prompts, noise=(0.0, 0.7), seed=5)
+        for number, strength in enumerate((0.0, 0.7)):
+            slow = noisy_metric(model, prompts, strength, seed=5)
+            torch.testing.assert_close(found.metric[number], slow, atol=1e-4, rtol=0)
+        assert (found.metric[0] - found.metric[1]).abs().max() > 1e-2
+
+    def test_a_model_of_one_layer(self) -> None:
+        model, prompts = random_bridge("gpt2", layers=1), random_prompts()
+        slow = noisy_metric(model, prompts, 0.5, seed=0)
+        found = answers(model, prompts, noise=(0.5,)).metric[0]
+        torch.testing.assert_close(found, slow, atol=1e-4, rtol=0)
+
+    def test_the_likeliest_token_is_that_of_the_logits(self) -> None:
+        model, prompts = random_bridge("llama"), random_prompts()
+        found = answers(model, prompts)
+        for group in prompts.groups:
+            with torch.no_grad():
+                top = model(group.clean)[:, -1].argmax(-1)
+            assert (found.top[0, group.index] == top).all()
+
+    def test_batch_size_and_other_prompts_change_nothing(self) -> None:
+        model, prompts = random_bridge("gpt2"), random_prompts()
+        whole = answers(model, prompts, noise=(0.5,), seed=1).metric
+        single = answers(model, prompts, noise=(0.5,), seed=1, batch_size=1).metric
+        fewer = random_prompts(batches=(5, 3)).take(range(4))
+        # The relative size depends on which tokens the prompts hold, so only it is put right.
+        rms = embedding_rms(model, prompts) / embedding_rms(model, fewer)
+        part = answers(model, fewer, noise=(0.5 * rms,), seed=1).metric
+        torch.testing.assert_close(single, whole, atol=1e-4, rtol=0)
+        torch.testing.assert_close(part, whole[:, :4], atol=1e-4, rtol=0)
+
+    def test_the_seed_matters_and_is_all_that_does(self) -> None:
+        model, prompts = random_bridge("gpt2"), random_prompts()
+        one, again, other = (
+            answers(model, prompts, noise=(0.5,), seed=seed).metric for seed in (0, 0, 1)
+        )
+        assert torch.equal(one, again)
+        assert (one - other).abs().max() > 1e-2
+
+    def test_nan_is_told(self) -> None:
+        model, prompts = random_bridge("gpt2"), random_prompts()
+        with pytest.raises(RunError, match="NaN"):
+            answers(model, prompts, noise=(float("inf"),))
+
+
+def by_hand(
+    teacher: list[list[float]], student: list[list[float]], kinds: str = "cvn", **changes: object
+) -> Robustness:
+    """A result from metrics [condition, prompt]; a condition is clean, a variant or noise."""
+    made = {"c": module.CLEAN, "v": Condition("variant", "typos"), "n": Condition.noise(0.5)}
+    fields: dict[str, object] = {
+        "task": "numerals",
+        "metric": "logit_difference",
+        "conditions": tuple(made[kind] for kind in kinds),
+        "metrics": {"teacher": torch.tensor(teacher), "student": torch.tensor(student)},
+        "tops": {
+            "teacher": torch.zeros(len(teacher), len(teacher[0]), dtype=torch.int64),
+            "student": (torch.tensor(student) <= 0).long(),
+        },
+        "influences": None,
+        "parameters": {"teacher": 100, "student": 60},
+        "warnings": (),
+        "config": {"teacher": "big", "student": "small", "n": len(teacher[0]), "noise": [0.5]},
+        "versions": {},
+    }
+    return Robustness(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+class TestFrames:
+    TEACHER = [[4.0, 2, 4, 2], [1.0, 1, 1, -1], [2.0, 1, 2, 1]]
+    STUDENT = [[2.0, 1, 2, 1], [1.0, -1, 1, -1], [-2.0, -1, -2, -1]]
+
+    def test_accuracy_metric_and_what_is_retained(self) -> None:
+        frame = by_hand(self.TEACHER, self.STUDENT).frame.set_index(["side", "condition"])
+        assert frame.loc["teacher", "accuracy"].tolist() == [1, 0.75, 1]
+        assert frame.loc["student", "accuracy"].tolist() == [1, 0.5, 0]
+        assert frame.loc["teacher", "metric"].tolist() == [3, 0.5, 1.5]
+        assert frame.loc["teacher", "retained_pct"].tolist() == pytest.approx([100, 100 / 6, 50])
+        assert frame.loc["student", "retained_pct"].tolist() == pytest.approx([100, 0, -100])
+        # Wilson, by the formula, for 2 of 4.
+        z = 1.959964
+        centre, half = 0.5, z * np.sqrt(0.25 / 4 + z**2 / 64) / (1 + z**2 / 4)
+        row = frame.loc[("student", "typos")]
+        found = [row["accuracy_low"], row["accuracy_high"]]
+        assert found == pytest.approx([centre - half, centre + half], abs=1e-5)
+
+    def test_noise_is_resampled_with_the_clean_prompts_and_a_variant_is_not(self) -> None:
+        """On every prompt half of the clean metric is retained, which no resampling changes."""
+        frame = by_hand(self.TEACHER, self.STUDENT).frame.set_index(["side", "condition"])
+        noise = frame.loc[("teacher", "noise 0.5"), ["retained_low", "retained_high"]]
+        assert noise.tolist() == pytest.approx([50, 50])
+        halved = [self.TEACHER[0], self.TEACHER[2]]
+        variant = by_hand(halved, halved, "cv").frame.set_index(["side", "condition"])
+        row = variant.loc[("teacher", "typos")]
+        assert row["retained_low"] < 45
+        assert row["retained_high"] > 55
+
+    def test_agreement_by_hand(self) -> None:
+        table = by_hand(self.TEACHER, self.STUDENT).agreement.set_index("condition")
+        assert table["agreement"].tolist() == [1, 0.75, 0]
+        assert table["expected"].tolist() == pytest.approx([1, 0.75 * 0.5 + 0.25 * 0.5, 0])
+        assert table["same_token"].tolist() == [1, 0.5, 0]
+        assert table["gap_pct"].tolist() == pytest.approx([0, -100 / 6, -150])
+        assert table.loc["noise 0.5", ["gap_low", "gap_high"]].tolist() == pytest.approx(
+            [-150, -150]
+        )
+
+    def test_a_weak_baseline_has_no_percentages(self) -> None:
+        result = by_hand(self.TEACHER, [[-1.0, 1, -1, 1], *self.STUDENT[1:]])
+        frame = result.frame.set_index("side")
+        assert frame.loc["student", "retained_pct"].isna().all()
+        assert frame.loc["student", "metric"].notna().all()
+        assert frame.loc["teacher", "retained_pct"].notna().all()
+        assert result.agreement["gap_pct"].isna().all()
+        assert "small does not do this task" in result.competence_notes()[0]
+        json.dumps(result.to_json(), allow_nan=False)
+
+    def test_different_vocabularies_have_no_common_token(self) -> None:
+        table = by_hand(self.TEACHER, self.STUDENT, tops=None).agreement
+        assert table["same_token"].isna().all()
+        assert table["agreement"].notna().all()
+
+    def test_strength_is_a_number_for_noise_only(self) -> None:
+        strengths = by_hand(self.TEACHER, self.STUDENT).agreement["strength"]
+        assert strengths[0] == 0
+        assert np.isnan(strengths[1])
+        assert strengths[2] == 0.5
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Directories: a model, a smaller one with the same words, and a narrow one with others."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "teacher": save_tiny_model(folder / "teacher", layers=2, tasks=("numerals",)),
+        "student": save_tiny_model(folder / "student", layers=1, seed=1, tasks=("numerals",)),
+        "other": save_tiny_model(folder / "other", layers=1, tasks=("numerals", "months")),
+    }
+
+
+def run(models: Mapping[str, Path], student: str = "student", **options: object) -> Robustness:
+    chosen = {"n": 8, "variants": ["typos"], "noise": [0.5], "ablation": None, **options}
+    return robustness(models["teacher"], models[student], "numerals", **chosen)  # pyright: ignore
+
+
+class TestRobustness:
+    def test_a_model_agrees_with_itself_under_every_condition(self, models) -> None:
+        result = run(models, "teacher", ablation="mean", variants=["typos", "other_casing"])
+        assert (result.agreement["agreement"] == 1).all()
+        assert (result.agreement["same_token"] == 1).all()
+        frame = result.frame.drop(columns="side")
+        half = len(frame) // 2
+        pd.testing.assert_frame_equal(frame[:half], frame[half:].reset_index(drop=True))
+        assert result.brittleness is not None
+        assert (result.brittleness.frame["difference"].dropna() == 0).all()
+
+    def test_each_condition_is_measured_on_its_own_prompts(self, models) -> None:
+        result = run(models, variants=["typos", "unseen_words"], noise=[0.5, 1.0], seed=3)
+        names = ["clean", "typos", "unseen_words", "noise 0.5", "noise 1"]
+        assert [condition.name for condition in result.conditions] == names
+        loaded = [load_model(models[side]) for side in ("teacher", "student")]
+        for place, (variant, strength) in enumerate(
+            [(None, 0), ("typos", 0), ("unseen_words", 0), (None, 0.5), (None, 1.0)]
+        ):
+            pair = load_task("numerals").sample_pair(*loaded, n=8, seed=3, variant=variant)
+            for side, model, prompts in zip(result.metrics, loaded, pair, strict=True):
+                slow = noisy_metric(model, prompts, strength, seed=3)
+                torch.testing.assert_close(result.metrics[side][place], slow, atol=1e-4, rtol=0)
+
+    def test_by_default_every_variant_is_tried(self, models) -> None:
+        result = run(models, variants=None)
+        tried = [condition.name for condition in result.conditions if condition.kind == "variant"]
+        left_out = [note for note in result.warnings if "is left out" in note]
+        assert len(tried) + len(left_out) == len(load_task("numerals").variants)
+        assert "typos" in tried
+
+    def test_a_variant_that_cannot_be_posed_is_left_out_unless_it_is_asked_for(
+        self, tmp_path: Path
+    ) -> None:
+        for name in ("teacher", "student"):
+            directory = save_tiny_model(tmp_path / name, tasks=("numerals",))
+            text = (directory / "tokenizer.json").read_text()
+            for word in ("doen", "lsot", "slod", "nubmer", "kpet", "moevd"):
+                text = text.replace(f'"{word}"', f'"{word}-gone"')
+            (directory / "tokenizer.json").write_text(text)
+        paths = {name: tmp_path / name for name in ("teacher", "student")}
+        result = run(paths, variants=None)
+        assert "typos" not in [condition.name for condition in result.conditions]
+        assert any(note.startswith("The variant typos is left out") for note in result.warnings)
+        with pytest.raises(VocabularyError):
+            run(paths, variants=["typos"])
+
+    def test_influences_that_are_known_are_not_measured_again(self, models, monkeypatch) -> None:
+        first = run(models, ablation="zero")
+        monkeypatch.setattr(module, "node_influence", None)
+        again = run(models, influences=first.influences)
+        assert repr(again.brittleness) == repr(first.brittleness)
+        assert again.config["ablation"] == "zero"
+
+    def test_different_vocabularies_and_widths_are_told(self, models) -> None:
+        result = run(models, "other")
+        assert result.tops is None
+        wide = robustness(
+            load_model(FAMILIES["gpt2"](width=32, vocabulary=200), tokenizer=own_words(models)),
+            models["student"],
+            "numerals",
+            n=8,
+            variants=[],
+            ablation=None,
+        )
+        assert any("differ in width" in note for note in wide.warnings)
+        assert not any("differ in width" in note for note in result.warnings)
+
+    def test_an_interrupted_call_goes_on(self, models, monkeypatch) -> None:
+        memory = MemoryCheckpoint()
+        whole = run(models, ablation="mean", checkpoint=memory)
+        monkeypatch.setattr(module, "answers", None)
+        again = run(models, ablation="mean", checkpoint=memory)
+        assert repr(again) == repr(whole)
+
+    def test_what_is_saved_is_what_is_loaded(self, models, tmp_path: Path) -> None:
+        for name, result in (
+            ("full", run(models, ablation="mean")),
+            ("bare", run(models, "other", noise=[])),
+        ):
+            result.save(tmp_path / name)
+            again = load_robustness(tmp_path / name)
+            assert repr(again) == repr(result)
+            assert again.to_json() == result.to_json()
+            assert (again.tops is None) is (name == "bare")
+        (tmp_path / "full" / "robustness.safetensors").unlink()
+        with pytest.raises(InputError, match="cannot be read"):
+            load_robustness(tmp_path / "full")
+
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ({"n": 3}, "too few"),
+            ({"ablation": "magic"}, "magic"),
+            ({"noise": [0.0]}, "greater than 0"),
+            ({"noise": [0.5, 0.5]}, "once"),
+            ({"variants": ["nonsense"]}, "nonsense"),
+            ({"influences": {}}, "'teacher' and 'student'"),
+        ],
+    )
+    def test_wrong_arguments(self, wrong: dict[str, object], words: str) -> None:
+        """Before any model is loaded: there is none of these names."""
+        chosen = {"ablation": None, **wrong}
+        with pytest.raises(InputError, match=words):
+            robustness("no-such-model", "none", "numerals", **chosen)  # pyright: ignore
+
+
+def own_words(models: Mapping[str, Path]):
+    return load_model(models["student"]).tokenizer
+
+
+def test_the_bundled_student_is_more_brittle_a_component_but_not_in_all() -> None:
+    """It has half the components, so each matters twice as much."""
+    result = robustness("tiny-teacher", "tiny-student", "numerals", n=32, variants=[], noise=[0.75])
+    assert result.brittleness is not None
+    rows = result.brittleness.frame
+    assert rows.loc["mean_drop_pct", "prompts_low"] > 5
+    low, high = rows.loc["total_drop_pct", ["prompts_low", "prompts_high"]]
+    assert low < 0 < high
+    assert result.frame["accuracy"][0] == 1

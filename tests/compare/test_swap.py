@@ -1,0 +1,430 @@
+"""The causal check of a match: known answers, and the same by hooks and a full-width map."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from competent_models import answered_by
+from random_models import FAMILIES, random_bridge, random_gpt2, random_llama, random_prompts
+from scipy.linalg import orthogonal_procrustes
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+import circuitkd as ckd
+from circuitkd.compare.swap import SwapTest, best_map, strongest_matches, swap_test
+from circuitkd.errors import InputError
+from circuitkd.metrics import logit_difference
+from circuitkd.models import component_nodes_of, load_model
+from circuitkd.nodes import Node
+from circuitkd.prompts import Prompts, compared_positions
+
+Pair = tuple[Prompts, Prompts]
+
+
+def prompts_for(model: TransformerBridge, *, lengths=(7, 5), batches=(40, 24)) -> Prompts:
+    """Prompts of which the model does well, so that ablating a part has an effect on average."""
+    return answered_by(model, random_prompts(lengths=lengths, batches=batches))
+
+
+# Known answers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_survives_in_its_own_place(family: str) -> None:
+    model = random_bridge(family)
+    prompts = prompts_for(model)
+    own = [(node, node) for node in component_nodes_of(model)]
+    found = swap_test(model, model, (prompts, prompts), own, controls=3)
+    testable = found.frame.dropna(subset="survived")
+    assert len(testable) > len(own) / 2
+    for column in ("survived", "survived_low", "survived_high", "explained"):
+        assert testable[column].tolist() == pytest.approx([1.0] * len(testable), abs=2e-3)
+    # An exact copy is better than anything else, but by a hair where a rival is as good.
+    assert testable["verified"].mean() > 0.8
+
+
+def rotated(model, seed: int = 0):
+    """A Llama whose residual stream is turned, whose heads are in another order, and whose logits
+    are the same."""
+    turned = copy.deepcopy(model)
+    width, heads = model.config.hidden_size, model.config.num_attention_heads
+    generator = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(width, width, generator=generator))[0]
+    order = torch.arange(heads).flip(0)
+    kv_order = torch.arange(model.config.num_key_value_heads).flip(0)
+    with torch.no_grad():
+        for old, new in zip(model.model.layers, turned.model.layers, strict=True):
+            # A norm's gain does not commute with a rotation: it moves into what reads the norm.
+            attention, gain = new.self_attn, old.input_layernorm.weight
+            for name, blocks in (("q_proj", order), ("k_proj", kv_order), ("v_proj", kv_order)):
+                weight = getattr(old.self_attn, name).weight * gain @ Q
+                getattr(attention, name).weight.copy_(permuted(weight, blocks))
+            attention.o_proj.weight.copy_(
+                Q.T @ permuted(old.self_attn.o_proj.weight.T, order).T
+            )
+            for name in ("gate_proj", "up_proj"):
+                weight = getattr(old.mlp, name).weight * old.post_attention_layernorm.weight
+                getattr(new.mlp, name).weight.copy_(weight @ Q)
+            new.mlp.down_proj.weight.copy_(Q.T @ old.mlp.down_proj.weight)
+            new.input_layernorm.weight.fill_(1)
+            new.post_attention_layernorm.weight.fill_(1)
+        turned.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight @ Q)
+        turned.lm_head.weight.copy_(model.lm_head.weight * model.model.norm.weight @ Q)
+        turned.model.norm.weight.fill_(1)
+    return turned
+
+
+def permuted(rows: Tensor, order: Tensor) -> Tensor:
+    return rows.unflatten(0, (len(order), -1))[order].flatten(0, 1)
+
+
+def test_a_rotated_copy_with_its_heads_permuted_survives() -> None:
+    network = random_llama()
+    teacher, student = load_model(network), load_model(rotated(network))
+    prompts = prompts_for(teacher)
+    with torch.no_grad():
+        tokens = prompts.groups[0].clean
+        torch.testing.assert_close(student(tokens), teacher(tokens), atol=1e-4, rtol=0)
+    last = teacher.cfg.n_heads - 1
+    moved = [
+        (node, node if node.head is None else Node.attention_head(node.layer or 0, last - node.head))
+        for node in component_nodes_of(teacher)
+    ]
+    found = swap_test(teacher, student, (prompts, prompts), moved, controls=3)
+    frame = found.frame.dropna(subset="survived")
+    assert frame["survived"].tolist() == pytest.approx([1.0] * len(frame), abs=2e-3)
+    assert frame["explained"].tolist() == pytest.approx([1.0] * len(frame), abs=2e-3)
+    assert frame["verified"].mean() > 0.8
+
+
+def test_a_wrong_component_does_not_survive() -> None:
+    """The student is the teacher with another head in the place of the right one."""
+    model = random_bridge("gpt2")
+    prompts = prompts_for(model)
+    right = swap_test(model, model, (prompts, prompts), [("a1.h0", "a1.h0")]).frame.iloc[0]
+    assert right["damage_low"] > 0
+    assert right["verified"]
+    assert right["beaten"] == right["controls"] == 10
+    wrong = [("a1.h0", other.name) for other in component_nodes_of(model) if other.kind == "head"]
+    wrong.remove(("a1.h0", "a1.h0"))
+    found = swap_test(model, model, (prompts, prompts), wrong, controls=11).frame
+    assert not found["verified"].any()
+    assert (found["survived"] < 0.5).all()
+    # The right one is among the random ones, and is the best of them.
+    assert found["control_best"].tolist() == pytest.approx([1.0] * len(found), abs=1e-3)
+
+
+def test_a_random_student_is_not_verified() -> None:
+    teacher, student = random_bridge("gpt2", seed=0), random_bridge("gpt2", seed=1)
+    prompts = prompts_for(teacher)
+    pairs = [(node, node) for node in component_nodes_of(teacher)]
+    found = swap_test(teacher, student, (prompts, prompts), pairs)
+    assert len(found.verified) <= 2
+
+
+def test_twins_are_verified_though_each_is_the_others_rival() -> None:
+    """A student whose head 0 was split into two half-strength copies, 0 and 1."""
+    network = random_gpt2()
+    network.transformer.h[1].attn.c_proj.weight.data[:8] /= 2
+    attention = network.transformer.h[1].attn
+    width, d_head = 32, 8
+    for start in (0, width, 2 * width):  # queries, keys, values of head 1 become those of head 0
+        columns = slice(start + d_head, start + 2 * d_head)
+        source = slice(start, start + d_head)
+        attention.c_attn.weight.data[:, columns] = attention.c_attn.weight.data[:, source]
+        attention.c_attn.bias.data[columns] = attention.c_attn.bias.data[source]
+    attention.c_proj.weight.data[d_head : 2 * d_head] = attention.c_proj.weight.data[:d_head]
+    student = load_model(network)
+    whole = copy.deepcopy(network)
+    whole.transformer.h[1].attn.c_proj.weight.data[:d_head] *= 2
+    whole.transformer.h[1].attn.c_proj.weight.data[d_head : 2 * d_head] = 0
+    teacher = load_model(whole)
+    prompts = prompts_for(teacher)
+    pairs = [("a1.h0", "a1.h0"), ("a1.h0", "a1.h1")]
+    frame = swap_test(teacher, student, (prompts, prompts), pairs, controls=11).frame
+    assert frame["survived"].tolist() == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert frame["control_best"].tolist() == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert frame["beaten"].tolist() == [10, 10]
+    assert frame["verified"].all()
+
+
+def test_where_ablation_does_nothing_there_is_nothing_to_restore() -> None:
+    network = random_gpt2()
+    network.transformer.h[1].attn.c_proj.weight.data[:8] = 0  # head 1.0 writes nothing
+    model = load_model(network)
+    prompts = prompts_for(model)
+    found = swap_test(model, model, (prompts, prompts), [("a1.h0", "a1.h1")])
+    row = found.frame.iloc[0]
+    assert row["damage"] == pytest.approx(0, abs=1e-5)
+    for column in ("survived", "survived_low", "control_mean", "control_best"):
+        assert np.isnan(row[column])
+    assert not row["verified"]
+    assert "no effect to restore" in repr(found)
+
+
+def test_without_a_rival_nothing_is_verified() -> None:
+    model = random_bridge("gpt2", layers=1)
+    prompts = prompts_for(model)
+    row = swap_test(model, model, (prompts, prompts), [("m0", "m0")]).frame.iloc[0]
+    assert row["survived"] == pytest.approx(1, abs=1e-3)
+    assert row["controls"] == 0
+    assert not row["verified"]
+
+
+# The same by hooks, with a map between whole residual streams
+
+
+def writes(model: TransformerBridge, node: Node, tokens: Tensor) -> Tensor:
+    """What a node adds to the residual stream [batch, pos, d_model]."""
+    name = f"blocks.{node.layer}.{'attn.hook_z' if node.kind == 'head' else 'mlp.hook_out'}"
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=[name])
+    value = next(iter(cache.values()))
+    if node.head is None:
+        return value
+    d = model.cfg.d_head
+    W_O = model.blocks[node.layer].attn.W_O[node.head].detach()
+    return value.flatten(2)[..., node.head * d : (node.head + 1) * d] @ W_O
+
+
+def centred_rows(model: TransformerBridge, node: Node, prompts: Prompts, places) -> list[Tensor]:
+    """For each group: the node's centred writes at the compared positions [batch, compared, d]."""
+    rows = []
+    for group, at in zip(prompts.groups, places, strict=True):
+        centred = writes(model, node, group.clean) - writes(model, node, group.means).mean(0)
+        rows.append(centred.take_along_dim(at[..., None], dim=1))
+    return rows
+
+
+def slow_swap(
+    teacher: TransformerBridge, student: TransformerBridge, pair: Pair, ours: Node, theirs: Node
+) -> tuple[Tensor, Tensor]:
+    """The metric of the second half of the prompts: ablated, and swapped."""
+    n = len(pair[0])
+    fit, held = (
+        [side.take(part) for side in pair] for part in (range(n // 2), range(n // 2, n))
+    )
+    places = [
+        [compared_positions(*groups) for groups in zip(*(s.groups for s in both), strict=True)]
+        for both in (fit, held)
+    ]
+    x, y, new = (
+        centred_rows(model, node, both[side], [at[side] for at in there])
+        for model, node, both, side, there in (
+            (student, theirs, fit, 1, places[0]),
+            (teacher, ours, fit, 0, places[0]),
+            (student, theirs, held, 1, places[1]),
+        )
+    )
+    width = max(teacher.cfg.d_model, student.cfg.d_model)
+    source, target = (np.vstack([padded(part, width) for part in rows]) for rows in (x, y))
+    R, total = orthogonal_procrustes(source, target)
+    R = R[:, : teacher.cfg.d_model]
+    scale = total / np.square(source @ R).sum()
+    ablated, swapped = torch.zeros(len(held[0])), torch.zeros(len(held[0]))
+    for group, rows, (at, _) in zip(held[0].groups, new, places[1], strict=True):
+        mapped = torch.tensor(scale * padded(rows, width) @ R).float().unflatten(0, rows.shape[:2])
+        old = writes(teacher, ours, group.clean)
+        mean = writes(teacher, ours, group.means).mean(0, keepdim=True).expand_as(old)
+        value = mean.clone()
+        value.scatter_add_(1, at[..., None].expand_as(mapped), mapped)
+        for values, written in ((ablated, mean), (swapped, value)):
+            values[group.index] = hooked_metric(teacher, group, ours, written - old)
+    return ablated, swapped
+
+
+def padded(rows: Tensor, width: int) -> np.ndarray:
+    flat = rows.flatten(0, 1).double().numpy()
+    return np.pad(flat, ((0, 0), (0, width - flat.shape[1])))
+
+
+def hooked_metric(model: TransformerBridge, group, node: Node, change: Tensor) -> Tensor:
+    part = "attn.hook_out" if node.kind == "head" else "mlp.hook_out"
+
+    def add(value, hook):
+        return value + change
+
+    with torch.no_grad(), model.hooks(fwd_hooks=[(f"blocks.{node.layer}.{part}", add)]):
+        logits = model(group.clean)[:, -1]
+    return logit_difference(logits, group.correct, group.incorrect)
+
+
+SLOW = [("a0.h1", "a1.h2"), ("a2.h3", "a0.h0"), ("m0", "m1"), ("m2", "m0")]
+
+
+def assert_equal_to_slow(teacher, student, pair: Pair, matches=SLOW) -> None:
+    found = swap_test(teacher, student, pair, matches, controls=1)
+    for k, (ours, theirs) in enumerate(found.matches):
+        ablated, swapped = slow_swap(teacher, student, pair, ours, theirs)
+        torch.testing.assert_close(found.ablated[k], ablated, atol=1e-4, rtol=0)
+        torch.testing.assert_close(found.swapped[k][0], swapped, atol=1e-4, rtol=0)
+        assert (ablated - swapped).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_hooks_and_a_full_width_map(family: str) -> None:
+    teacher = random_bridge(family, seed=0)
+    student = random_bridge(family, layers=2, seed=1)
+    prompts = random_prompts(batches=(48, 40))
+    assert_equal_to_slow(teacher, student, (prompts, prompts))
+
+
+@pytest.mark.parametrize("width", [16, 48])
+def test_equals_hooks_for_students_of_another_width(width: int) -> None:
+    """For a wider student, a head: of an MLP the padded problem has no unique best map."""
+    teacher = random_bridge("gpt2", seed=0)
+    student = random_bridge("llama", layers=2, width=width, seed=1)
+    prompts = random_prompts(batches=(48, 40))
+    assert_equal_to_slow(teacher, student, (prompts, prompts), SLOW if width < 32 else SLOW[:2])
+
+
+def test_where_texts_are_cut_differently_only_labelled_positions_are_swapped() -> None:
+    teacher, student = random_bridge("gpt2", seed=0), random_bridge("gpt2", seed=1)
+    pair = random_prompts(lengths=(7,), batches=(60,)), random_prompts(lengths=(9,), batches=(60,))
+    labels = ({"A": 2, "END": 6}, {"A": 3, "END": 8})
+    ours, theirs = (
+        replace(
+            prompts,
+            groups=tuple(
+                replace(
+                    group,
+                    index=torch.arange(60),
+                    positions={name: torch.full((60,), at) for name, at in own.items()},
+                )
+                for group in prompts.groups
+            ),
+        )
+        for prompts, own in zip(pair, labels, strict=True)
+    )
+    assert_equal_to_slow(teacher, student, (ours, theirs), SLOW[:2])
+
+
+def test_the_batch_size_changes_nothing() -> None:
+    teacher, student = random_bridge("gpt2", seed=0), random_bridge("gpt2", seed=1)
+    prompts = random_prompts(batches=(24, 16))
+    whole, single = (
+        swap_test(teacher, student, (prompts, prompts), SLOW[:3], controls=1, batch_size=size)
+        for size in (None, 3)
+    )
+    torch.testing.assert_close(single.ablated, whole.ablated, atol=1e-4, rtol=0)
+    torch.testing.assert_close(single.clean, whole.clean, atol=1e-4, rtol=0)
+    for one, other in zip(single.swapped, whole.swapped, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+# The map
+
+
+class TestMap:
+    def test_a_rotation_scale_is_found(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(60, 5, generator=generator)
+        Q = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0][:5]
+        found = best_map(x, 3 * x @ Q)
+        assert found.scale == pytest.approx(3, abs=1e-5)
+        assert found.explained == pytest.approx(1, abs=1e-6)
+        torch.testing.assert_close(found.rotation.float(), Q, atol=1e-5, rtol=0)
+
+    def test_no_other_isometry_or_scale_comes_closer(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        x, y = (torch.randn(40, d, generator=generator) for d in (4, 6))
+        found = best_map(x, y)
+        best = (y - found(x)).square().sum()
+        assert found.explained == pytest.approx(float(1 - best / y.square().sum()), abs=1e-6)
+        for _ in range(50):
+            turn = torch.linalg.qr(torch.randn(6, 6, generator=generator))[0][:4]
+            moved = x @ turn
+            scale = (moved * y).sum() / moved.square().sum()
+            assert (y - scale * moved).square().sum() > best
+        for scale in (0.9, 1.1):
+            assert (y - scale * found(x)).square().sum() > best
+
+    def test_directions_that_were_never_seen_are_not_mapped(self) -> None:
+        x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+        x[:, 3] = 0
+        found = best_map(x, x)
+        torch.testing.assert_close(found(x), x, atol=1e-5, rtol=0)
+        assert found(torch.tensor([[0.0, 0, 0, 1]])).abs().max() < 1e-6
+
+    @pytest.mark.parametrize("empty", ["source", "target"])
+    def test_nothing_is_mapped_to_nothing(self, empty: str) -> None:
+        x, zeros = torch.randn(10, 3), torch.zeros(10, 3)
+        found = best_map(zeros, x) if empty == "source" else best_map(x, zeros)
+        assert found.scale == found.explained == 0
+        assert (found(torch.ones(2, 3)) == 0).all()
+
+
+# What goes in and comes out
+
+
+def test_the_strongest_matches_of_a_comparison_are_its_default() -> None:
+    models = ckd.load_model("tiny-teacher"), ckd.load_model("tiny-student")
+    result = ckd.compare(*models, "numerals", n=16, draws=0)
+    matches = strongest_matches(result, top=2)
+    best = result.matches.iloc[0]
+    assert matches[0] == (Node.parse(best["teacher"]), Node.parse(best["student"]))
+    assert all(ours.kind == theirs.kind for ours, theirs in matches)
+    both = ckd.load_task("numerals").sample_pair(*models, n=24, seed=1)
+    found = swap_test(*models, both, matches, controls=2)
+    assert found.matches == tuple(matches)
+    assert found.frame["survived"][0] > 0.8
+    again = swap_test(*models, both, result, controls=0)
+    assert again.matches[:2] == found.matches
+    assert len(again.matches) == 10
+
+
+def test_rivals_are_other_components_of_the_kind_and_depend_on_the_seed() -> None:
+    model = random_bridge("gpt2")
+    prompts = random_prompts(batches=(8, 8))
+    one, again, other = (
+        swap_test(model, model, (prompts, prompts), SLOW[:3], controls=4, seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert one.controls == again.controls != other.controls
+    for (_, theirs), rivals in zip(one.matches, one.controls, strict=True):
+        assert theirs not in rivals
+        assert {node.kind for node in rivals} == {theirs.kind}
+        assert len(set(rivals)) == len(rivals) == (4 if theirs.kind == "head" else 2)
+
+
+@pytest.mark.parametrize(
+    ("matches", "words"),
+    [
+        ([], "no matches"),
+        ([("a9.h0", "a0.h0")], "no head or MLP a9.h0"),
+        ([("a0.h0", "input")], "no head or MLP input"),
+        ([("a0.h0", "m0")], "a head and an MLP"),
+        ([("nonsense", "m0")], "not a node"),
+    ],
+)
+def test_wrong_matches(matches: list, words: str) -> None:
+    model, prompts = random_bridge("gpt2"), random_prompts()
+    with pytest.raises(InputError, match=words):
+        swap_test(model, model, (prompts, prompts), matches)
+
+
+def test_wrong_prompts_and_controls() -> None:
+    model, prompts = random_bridge("gpt2"), random_prompts()
+    few, own = prompts.take(range(4)), [("m0", "m0")]
+    for pair in ((few, few), (prompts, few)):
+        with pytest.raises(InputError, match="8 prompts or more"):
+            swap_test(model, model, pair, own)
+    with pytest.raises(InputError, match="controls=-1"):
+        swap_test(model, model, (prompts, prompts), own, controls=-1)
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    model = random_bridge("gpt2")
+    prompts = prompts_for(model, batches=(10, 6))
+    found = swap_test(model, model, (prompts, prompts), SLOW, controls=2)
+    found.save(tmp_path / "swap.safetensors")
+    again = SwapTest.load(tmp_path / "swap.safetensors")
+    assert repr(again) == repr(found)
+    assert again.matches == found.matches
+    assert again.controls == found.controls
+    assert again.frame.equals(found.frame)
+    with pytest.raises(InputError, match="cannot be read"):
+        SwapTest.load(tmp_path / "none")
