@@ -27,7 +27,7 @@ from circuitkd.errors import InputError
 from circuitkd.metrics import bootstrap_means
 
 _PERCENT = "mean_drop_pct"
-_RANGES = {"mean_drop_pct": 100, "worst_drop_pct": 100, "severity": 1, "gini": 1}
+_RANGES = {"mean_drop_pct": 100.0, "worst_drop_pct": 100.0, "severity": 1.0, "gini": 1.0}
 _INTERVALS = ("components_low", "components_high", "prompts_low", "prompts_high")
 _PROMPT_DRAWS = 2000
 
@@ -335,7 +335,7 @@ class _Measured:
     draws: dict[str, Float[np.ndarray, "draw"]]
 
     def interval(self, name: str) -> tuple[float, float]:
-        return basic_interval(self.value[name], self.draws[name], 0, _RANGES.get(name, np.inf))
+        return basic_interval(self.value[name], self.draws[name], 0.0, _RANGES.get(name, np.inf))
 
 
 def _measured(influence: Influence, percent: Mapping[str, Statistic]) -> _Measured:

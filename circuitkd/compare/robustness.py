@@ -243,7 +243,8 @@ def _behaviour(
     progress: Progress | None,
 ) -> dict[str, Tensor]:
     """Metric and likeliest token, each [condition, prompt], in the order of ``conditions``."""
-    stages = [("clean", clean, (0.0, *noise)), *((k, v, (0.0,)) for k, v in shifted.items())]
+    stages = [("clean", clean, (0.0, *noise))]
+    stages += [(f"variant.{name}", prompts, (0.0,)) for name, prompts in shifted.items()]
     parts = []
     for number, (name, prompts, strengths) in enumerate(stages):
         part = checkpoint.get(name)

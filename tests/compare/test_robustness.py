@@ -216,7 +216,7 @@ class TestBrittleness:
 
     def test_severity_has_parameters(self) -> None:
         own = influence_of([-0.6, -0.3, 0.0])
-        found = ablation_brittleness(own, limit=50, threshold=10, alpha=2)
+        found = ablation_brittleness(own, limit=50.0, threshold=10.0, alpha=2.0)
         assert found.severity == pytest.approx((1 + 0.25) / 3)
 
     @pytest.mark.parametrize(
