@@ -97,10 +97,13 @@ class SwapTest:
         usable = low > 0 or high < 0
         shares = means[1:] / means[0] if usable else np.full(len(means) - 1, np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
-            draws = drawn[:, 1:] / drawn[:, :1] if usable else np.full_like(drawn[:, 1:], np.nan)
-        low, high = _interval(draws[:, 0])
+            draws = drawn[:, 1] / drawn[:, 0] if usable else np.full(len(drawn), np.nan)
+        # In the metric's unit and not as shares: a noisy denominator would hide what is sure.
+        restored = np.sign(means[0]) * drawn[:, 1:] if usable else np.zeros_like(drawn[:, 1:])
+        rivals = restored[:, :1] - restored[:, 1:]
+        beaten = sum(_interval(difference)[0] > 0 for difference in rivals.T)
+        low, high = _interval(draws)
         others = shares[1:]
-        beaten = [_interval(draws[:, 0] - draws[:, k])[0] > 0 for k in range(1, len(shares))]
         return {
             **row,
             "survived": shares[0],
@@ -110,8 +113,10 @@ class SwapTest:
             "control_mean": others.mean() if len(others) else np.nan,
             "control_best": others.max() if len(others) else np.nan,
             "controls": len(others),
-            "beaten": sum(beaten),
-            "verified": bool(low > 0 and beaten and sum(beaten) >= BEATEN * len(beaten)),
+            "beaten": beaten,
+            "verified": bool(
+                _interval(restored[:, 0])[0] > 0 and 0 < len(others) * BEATEN <= beaten
+            ),
         }
 
     def save(self, path: str | Path) -> None:

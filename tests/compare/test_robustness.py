@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from random_models import FAMILIES, random_bridge, random_prompts
-from tiny import save_tiny_model
+from prompt_samples import naming_task
+from random_models import FAMILIES, random_bridge, random_gpt2, random_prompts
+from tiny import word_tokenizer
+from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits.influence_result import Influence
 from circuitkd.compare import robustness as module
@@ -39,11 +41,9 @@ from circuitkd.models import load_model
 from circuitkd.nodes import component_nodes
 from circuitkd.prompts import Prompts
 from circuitkd.runs import MemoryCheckpoint
-from circuitkd.tasks import load_task
+from circuitkd.tasks import Task
 
-GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "data" / "robustness_numerals.json").read_text()
-)
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "robustness_numerals.json").read_text())
 EXPECTED = GOLDEN["expected"]
 PARAMETERS = {"teacher": 124_000_000, "student": 82_000_000}
 SIDES = {"teacher": "gpt2", "student": "distilgpt2"}
@@ -125,9 +125,7 @@ class TestPublished:
             assert len(getattr(pair, side).frame) == EXPECTED[f"n_{side}"]
         assert row["difference"] == pytest.approx(EXPECTED["delta_mean_exact"], abs=1e-4)
         assert slope["slope"] == pytest.approx(EXPECTED["beta_mean_exact"], abs=1e-4)
-        assert slope["components_mean"] == pytest.approx(
-            EXPECTED["beta_mean_bootstrap"], abs=1e-4
-        )
+        assert slope["components_mean"] == pytest.approx(EXPECTED["beta_mean_bootstrap"], abs=1e-4)
         assert slope["components_mean"] / 10 == pytest.approx(EXPECTED["pp_per_0p1C"], abs=1e-5)
         ends = [slope["components_low"], slope["components_high"]]
         assert ends == pytest.approx(EXPECTED["beta_mean_ci"], abs=1e-3)
@@ -383,12 +381,13 @@ def by_hand(
     return Robustness(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
 
 
-class TestFrames:
-    TEACHER = [[4.0, 2, 4, 2], [1.0, 1, 1, -1], [2.0, 1, 2, 1]]
-    STUDENT = [[2.0, 1, 2, 1], [1.0, -1, 1, -1], [-2.0, -1, -2, -1]]
+TEACHER = [[4.0, 2, 4, 2], [1.0, 1, 1, -1], [2.0, 1, 2, 1]]
+STUDENT = [[2.0, 1, 2, 1], [1.0, -1, 1, -1], [-2.0, -1, -2, -1]]
 
+
+class TestFrames:
     def test_accuracy_metric_and_what_is_retained(self) -> None:
-        frame = by_hand(self.TEACHER, self.STUDENT).frame.set_index(["side", "condition"])
+        frame = by_hand(TEACHER, STUDENT).frame.set_index(["side", "condition"])
         assert frame.loc["teacher", "accuracy"].tolist() == [1, 0.75, 1]
         assert frame.loc["student", "accuracy"].tolist() == [1, 0.5, 0]
         assert frame.loc["teacher", "metric"].tolist() == [3, 0.5, 1.5]
@@ -403,17 +402,17 @@ class TestFrames:
 
     def test_noise_is_resampled_with_the_clean_prompts_and_a_variant_is_not(self) -> None:
         """On every prompt half of the clean metric is retained, which no resampling changes."""
-        frame = by_hand(self.TEACHER, self.STUDENT).frame.set_index(["side", "condition"])
+        frame = by_hand(TEACHER, STUDENT).frame.set_index(["side", "condition"])
         noise = frame.loc[("teacher", "noise 0.5"), ["retained_low", "retained_high"]]
         assert noise.tolist() == pytest.approx([50, 50])
-        halved = [self.TEACHER[0], self.TEACHER[2]]
+        halved = [TEACHER[0], TEACHER[2]]
         variant = by_hand(halved, halved, "cv").frame.set_index(["side", "condition"])
         row = variant.loc[("teacher", "typos")]
         assert row["retained_low"] < 45
         assert row["retained_high"] > 55
 
     def test_agreement_by_hand(self) -> None:
-        table = by_hand(self.TEACHER, self.STUDENT).agreement.set_index("condition")
+        table = by_hand(TEACHER, STUDENT).agreement.set_index("condition")
         assert table["agreement"].tolist() == [1, 0.75, 0]
         assert table["expected"].tolist() == pytest.approx([1, 0.75 * 0.5 + 0.25 * 0.5, 0])
         assert table["same_token"].tolist() == [1, 0.5, 0]
@@ -423,7 +422,7 @@ class TestFrames:
         )
 
     def test_a_weak_baseline_has_no_percentages(self) -> None:
-        result = by_hand(self.TEACHER, [[-1.0, 1, -1, 1], *self.STUDENT[1:]])
+        result = by_hand(TEACHER, [[-1.0, 1, -1, 1], *STUDENT[1:]])
         frame = result.frame.set_index("side")
         assert frame.loc["student", "retained_pct"].isna().all()
         assert frame.loc["student", "metric"].notna().all()
@@ -433,36 +432,53 @@ class TestFrames:
         json.dumps(result.to_json(), allow_nan=False)
 
     def test_different_vocabularies_have_no_common_token(self) -> None:
-        table = by_hand(self.TEACHER, self.STUDENT, tops=None).agreement
+        table = by_hand(TEACHER, STUDENT, tops=None).agreement
         assert table["same_token"].isna().all()
         assert table["agreement"].notna().all()
 
     def test_strength_is_a_number_for_noise_only(self) -> None:
-        strengths = by_hand(self.TEACHER, self.STUDENT).agreement["strength"]
+        strengths = by_hand(TEACHER, STUDENT).agreement["strength"]
         assert strengths[0] == 0
         assert np.isnan(strengths[1])
         assert strengths[2] == 0.5
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Directories: a model, a smaller one with the same words, and a narrow one with others."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "teacher": save_tiny_model(folder / "teacher", layers=2, tasks=("numerals",)),
-        "student": save_tiny_model(folder / "student", layers=1, seed=1, tasks=("numerals",)),
-        "other": save_tiny_model(folder / "other", layers=1, tasks=("numerals", "months")),
+UNSEEN = ["Hugo", "Emil", "Ida", "Ann", "Ben", "Carl", "Dora", "Fred", "Gina"]
+TASK = naming_task(
+    variants={
+        "typos": {"description": "misspelt", "replace": {"smiled": "simled"}},
+        "unseen_words": {
+            "description": "others",
+            "words": {"names": UNSEEN},
+        },
     }
+)
+WITHOUT_TYPOS = TASK.model_copy(
+    update={"variants": {"unseen_words": TASK.variants["unseen_words"]}}
+)
+Models = Mapping[str, TransformerBridge]
 
 
-def run(models: Mapping[str, Path], student: str = "student", **options: object) -> Robustness:
+def small_model(task: Task = TASK, **sizes: int) -> TransformerBridge:
+    """A random model that knows the words of ``task`` and its variants."""
+    tokenizer = word_tokenizer([task])
+    return load_model(random_gpt2(vocabulary=len(tokenizer), **sizes), tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return {"teacher": small_model(), "student": small_model(layers=1, seed=1)}
+
+
+def run(models: Models, **options: object) -> Robustness:
     chosen = {"n": 8, "variants": ["typos"], "noise": [0.5], "ablation": None, **options}
-    return robustness(models["teacher"], models[student], "numerals", **chosen)  # pyright: ignore
+    return robustness(models["teacher"], models["student"], TASK, **chosen)  # pyright: ignore
 
 
 class TestRobustness:
-    def test_a_model_agrees_with_itself_under_every_condition(self, models) -> None:
-        result = run(models, "teacher", ablation="mean", variants=["typos", "other_casing"])
+    def test_a_model_agrees_with_itself_under_every_condition(self, models: Models) -> None:
+        both = {"teacher": models["teacher"], "student": models["teacher"]}
+        result = run(both, ablation="mean", variants=None)
         assert (result.agreement["agreement"] == 1).all()
         assert (result.agreement["same_token"] == 1).all()
         frame = result.frame.drop(columns="side")
@@ -471,75 +487,61 @@ class TestRobustness:
         assert result.brittleness is not None
         assert (result.brittleness.frame["difference"].dropna() == 0).all()
 
-    def test_each_condition_is_measured_on_its_own_prompts(self, models) -> None:
-        result = run(models, variants=["typos", "unseen_words"], noise=[0.5, 1.0], seed=3)
-        names = ["clean", "typos", "unseen_words", "noise 0.5", "noise 1"]
+    def test_each_condition_is_measured_on_its_own_prompts(self, models: Models) -> None:
+        result = run(models, variants=["unseen_words", "typos"], noise=[0.5, 1.0], seed=3)
+        names = ["clean", "unseen_words", "typos", "noise 0.5", "noise 1"]
         assert [condition.name for condition in result.conditions] == names
-        loaded = [load_model(models[side]) for side in ("teacher", "student")]
         for place, (variant, strength) in enumerate(
-            [(None, 0), ("typos", 0), ("unseen_words", 0), (None, 0.5), (None, 1.0)]
+            [(None, 0.0), ("unseen_words", 0.0), ("typos", 0.0), (None, 0.5), (None, 1.0)]
         ):
-            pair = load_task("numerals").sample_pair(*loaded, n=8, seed=3, variant=variant)
-            for side, model, prompts in zip(result.metrics, loaded, pair, strict=True):
+            pair = TASK.sample_pair(*models.values(), n=8, seed=3, variant=variant)
+            for (side, model), prompts in zip(models.items(), pair, strict=True):
                 slow = noisy_metric(model, prompts, strength, seed=3)
                 torch.testing.assert_close(result.metrics[side][place], slow, atol=1e-4, rtol=0)
 
-    def test_by_default_every_variant_is_tried(self, models) -> None:
+    def test_by_default_all_variants(self, models: Models) -> None:
         result = run(models, variants=None)
-        tried = [condition.name for condition in result.conditions if condition.kind == "variant"]
-        left_out = [note for note in result.warnings if "is left out" in note]
-        assert len(tried) + len(left_out) == len(load_task("numerals").variants)
-        assert "typos" in tried
+        assert [condition.name for condition in result.conditions[1:-1]] == [*TASK.variants]
 
     def test_a_variant_that_cannot_be_posed_is_left_out_unless_it_is_asked_for(
-        self, tmp_path: Path
+        self, models: Models
     ) -> None:
-        for name in ("teacher", "student"):
-            directory = save_tiny_model(tmp_path / name, tasks=("numerals",))
-            text = (directory / "tokenizer.json").read_text()
-            for word in ("doen", "lsot", "slod", "nubmer", "kpet", "moevd"):
-                text = text.replace(f'"{word}"', f'"{word}-gone"')
-            (directory / "tokenizer.json").write_text(text)
-        paths = {name: tmp_path / name for name in ("teacher", "student")}
-        result = run(paths, variants=None)
-        assert "typos" not in [condition.name for condition in result.conditions]
+        both = {**models, "student": small_model(WITHOUT_TYPOS, layers=1)}
+        result = run(both, variants=None)
+        assert [condition.name for condition in result.conditions[1:-1]] == ["unseen_words"]
         assert any(note.startswith("The variant typos is left out") for note in result.warnings)
         with pytest.raises(VocabularyError):
-            run(paths, variants=["typos"])
+            run(both, variants=["typos"])
 
-    def test_influences_that_are_known_are_not_measured_again(self, models, monkeypatch) -> None:
+    def test_influences_that_are_known_are_not_measured_again(
+        self, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         first = run(models, ablation="zero")
         monkeypatch.setattr(module, "node_influence", None)
         again = run(models, influences=first.influences)
         assert repr(again.brittleness) == repr(first.brittleness)
         assert again.config["ablation"] == "zero"
 
-    def test_different_vocabularies_and_widths_are_told(self, models) -> None:
-        result = run(models, "other")
-        assert result.tops is None
-        wide = robustness(
-            load_model(FAMILIES["gpt2"](width=32, vocabulary=200), tokenizer=own_words(models)),
-            models["student"],
-            "numerals",
-            n=8,
-            variants=[],
-            ablation=None,
-        )
-        assert any("differ in width" in note for note in wide.warnings)
-        assert not any("differ in width" in note for note in result.warnings)
+    def test_different_vocabularies_and_widths_are_told(self, models: Models) -> None:
+        other = run({**models, "student": small_model(naming_task(), layers=1)}, variants=[])
+        assert other.tops is None
+        wide = run({**models, "student": small_model(width=48)})
+        assert wide.tops is not None
+        told = [any("differ in width" in note for note in own.warnings) for own in (other, wide)]
+        assert told == [False, True]
 
-    def test_an_interrupted_call_goes_on(self, models, monkeypatch) -> None:
+    def test_an_interrupted_call_goes_on(
+        self, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         memory = MemoryCheckpoint()
         whole = run(models, ablation="mean", checkpoint=memory)
         monkeypatch.setattr(module, "answers", None)
         again = run(models, ablation="mean", checkpoint=memory)
         assert repr(again) == repr(whole)
 
-    def test_what_is_saved_is_what_is_loaded(self, models, tmp_path: Path) -> None:
-        for name, result in (
-            ("full", run(models, ablation="mean")),
-            ("bare", run(models, "other", noise=[])),
-        ):
+    def test_what_is_saved_is_what_is_loaded(self, models: Models, tmp_path: Path) -> None:
+        full = run(models, ablation="mean")
+        for name, result in (("full", full), ("bare", replace(full, tops=None, influences=None))):
             result.save(tmp_path / name)
             again = load_robustness(tmp_path / name)
             assert repr(again) == repr(result)
@@ -567,16 +569,10 @@ class TestRobustness:
             robustness("no-such-model", "none", "numerals", **chosen)  # pyright: ignore
 
 
-def own_words(models: Mapping[str, Path]):
-    return load_model(models["student"]).tokenizer
-
-
 def test_the_bundled_student_is_more_brittle_a_component_but_not_in_all() -> None:
     """It has half the components, so each matters twice as much."""
-    result = robustness("tiny-teacher", "tiny-student", "numerals", n=32, variants=[], noise=[0.75])
+    result = robustness("tiny-teacher", "tiny-student", "weekdays", n=32, variants=[], noise=[])
     assert result.brittleness is not None
     rows = result.brittleness.frame
     assert rows.loc["mean_drop_pct", "prompts_low"] > 5
-    low, high = rows.loc["total_drop_pct", ["prompts_low", "prompts_high"]]
-    assert low < 0 < high
-    assert result.frame["accuracy"][0] == 1
+    assert rows.loc["total_drop_pct", "prompts_low"] < 0

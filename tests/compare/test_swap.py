@@ -24,7 +24,7 @@ from circuitkd.prompts import Prompts, compared_positions
 Pair = tuple[Prompts, Prompts]
 
 
-def prompts_for(model: TransformerBridge, *, lengths=(7, 5), batches=(40, 24)) -> Prompts:
+def prompts_for(model: TransformerBridge, *, lengths=(7, 5), batches=(160, 96)) -> Prompts:
     """Prompts of which the model does well, so that ablating a part has an effect on average."""
     return answered_by(model, random_prompts(lengths=lengths, batches=batches))
 
@@ -42,7 +42,7 @@ def test_a_model_survives_in_its_own_place(family: str) -> None:
     assert len(testable) > len(own) / 2
     for column in ("survived", "survived_low", "survived_high", "explained"):
         assert testable[column].tolist() == pytest.approx([1.0] * len(testable), abs=2e-3)
-    # An exact copy is better than anything else, but by a hair where a rival is as good.
+    # With some rivals nearly as good, the prompts cannot always tell.
     assert testable["verified"].mean() > 0.8
 
 
@@ -62,9 +62,7 @@ def rotated(model, seed: int = 0):
             for name, blocks in (("q_proj", order), ("k_proj", kv_order), ("v_proj", kv_order)):
                 weight = getattr(old.self_attn, name).weight * gain @ Q
                 getattr(attention, name).weight.copy_(permuted(weight, blocks))
-            attention.o_proj.weight.copy_(
-                Q.T @ permuted(old.self_attn.o_proj.weight.T, order).T
-            )
+            attention.o_proj.weight.copy_(Q.T @ permuted(old.self_attn.o_proj.weight.T, order).T)
             for name in ("gate_proj", "up_proj"):
                 weight = getattr(old.mlp, name).weight * old.post_attention_layernorm.weight
                 getattr(new.mlp, name).weight.copy_(weight @ Q)
@@ -90,7 +88,10 @@ def test_a_rotated_copy_with_its_heads_permuted_survives() -> None:
         torch.testing.assert_close(student(tokens), teacher(tokens), atol=1e-4, rtol=0)
     last = teacher.cfg.n_heads - 1
     moved = [
-        (node, node if node.head is None else Node.attention_head(node.layer or 0, last - node.head))
+        (
+            node,
+            node if node.head is None else Node.attention_head(node.layer or 0, last - node.head),
+        )
         for node in component_nodes_of(teacher)
     ]
     found = swap_test(teacher, student, (prompts, prompts), moved, controls=3)
@@ -204,9 +205,7 @@ def slow_swap(
 ) -> tuple[Tensor, Tensor]:
     """The metric of the second half of the prompts: ablated, and swapped."""
     n = len(pair[0])
-    fit, held = (
-        [side.take(part) for side in pair] for part in (range(n // 2), range(n // 2, n))
-    )
+    fit, held = ([side.take(part) for side in pair] for part in (range(n // 2), range(n // 2, n)))
     places = [
         [compared_positions(*groups) for groups in zip(*(s.groups for s in both), strict=True)]
         for both in (fit, held)
@@ -272,11 +271,11 @@ def test_equals_hooks_and_a_full_width_map(family: str) -> None:
     assert_equal_to_slow(teacher, student, (prompts, prompts))
 
 
-@pytest.mark.parametrize("width", [16, 48])
-def test_equals_hooks_for_students_of_another_width(width: int) -> None:
+@pytest.mark.parametrize(("width", "heads"), [(16, 4), (48, 6)])
+def test_equals_hooks_for_students_of_another_width(width: int, heads: int) -> None:
     """For a wider student, a head: of an MLP the padded problem has no unique best map."""
     teacher = random_bridge("gpt2", seed=0)
-    student = random_bridge("llama", layers=2, width=width, seed=1)
+    student = random_bridge("llama", layers=2, width=width, heads=heads, seed=1)
     prompts = random_prompts(batches=(48, 40))
     assert_equal_to_slow(teacher, student, (prompts, prompts), SLOW if width < 32 else SLOW[:2])
 
@@ -368,12 +367,10 @@ def test_the_strongest_matches_of_a_comparison_are_its_default() -> None:
     assert matches[0] == (Node.parse(best["teacher"]), Node.parse(best["student"]))
     assert all(ours.kind == theirs.kind for ours, theirs in matches)
     both = ckd.load_task("numerals").sample_pair(*models, n=24, seed=1)
-    found = swap_test(*models, both, matches, controls=2)
-    assert found.matches == tuple(matches)
+    found = swap_test(*models, both, result, controls=0)
+    assert found.matches[:2] == tuple(matches)
+    assert len(found.matches) == 10
     assert found.frame["survived"][0] > 0.8
-    again = swap_test(*models, both, result, controls=0)
-    assert again.matches[:2] == found.matches
-    assert len(again.matches) == 10
 
 
 def test_rivals_are_other_components_of_the_kind_and_depend_on_the_seed() -> None:
