@@ -196,7 +196,7 @@ def ablation_brittleness(
 
     >>> import circuitkd as ckd
     >>> student = ckd.load_model("tiny-student")
-    >>> prompts = ckd.load_task("numerals").sample(student, n=32, seed=0)
+    >>> prompts = ckd.load_task("numerals").sample(student, n=8, seed=0)
     >>> ablation_brittleness(ckd.node_influence(student, prompts)).mean_drop > 10
     True
     """
@@ -260,7 +260,7 @@ def brittleness_of(
         InputError: different numbers of prompts, other tasks or ablations, a side is missing.
 
     >>> import circuitkd as ckd
-    >>> result = ckd.compare("tiny-teacher", "tiny-student", "numerals", n=32, draws=0)
+    >>> result = ckd.compare("tiny-teacher", "tiny-student", "weekdays", n=8, draws=0)
     >>> pair = brittleness_of(result.influences)
     >>> pair.student.mean_drop > pair.teacher.mean_drop
     True

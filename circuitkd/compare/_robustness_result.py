@@ -285,17 +285,21 @@ def _about(influence: Influence) -> dict[str, Any]:
 
 def _brittleness_data(pair: PairedBrittleness) -> dict[str, Any]:
     return {
-        **{side: _records(getattr(pair, side).statistics) for side in _SIDES},
-        "difference": _records(pair.frame),
-        "slopes": _records(pair.slopes),
+        **{side: _named_records(getattr(pair, side).statistics) for side in _SIDES},
+        "difference": _named_records(pair.frame),
+        "slopes": _named_records(pair.slopes),
         "compression": pair.compression,
     }
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as plain values; what is missing is null."""
-    named = frame.reset_index(names="statistic") if frame.index.dtype == object else frame
-    return files.plain(named.to_dict(orient="records"))
+    return files.plain(frame.to_dict(orient="records"))
+
+
+def _named_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The same of a table whose index says what a row is."""
+    return _records(frame.rename_axis("statistic").reset_index())
 
 
 def _named(condition: Condition) -> dict[str, Any]:
