@@ -260,8 +260,10 @@ def brittleness_of(
         InputError: different numbers of prompts, other tasks or ablations, a side is missing.
 
     >>> import circuitkd as ckd
-    >>> result = ckd.compare("tiny-teacher", "tiny-student", "weekdays", n=8, draws=0)
-    >>> pair = brittleness_of(result.influences)
+    >>> models = ckd.load_model("tiny-teacher"), ckd.load_model("tiny-student")
+    >>> both = ckd.load_task("weekdays").sample_pair(*models, n=8, seed=0)
+    >>> influences = [ckd.node_influence(*own) for own in zip(models, both, strict=True)]
+    >>> pair = brittleness_of({"teacher": influences[0], "student": influences[1]})
     >>> pair.student.mean_drop > pair.teacher.mean_drop
     True
     """

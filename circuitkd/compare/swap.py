@@ -95,8 +95,8 @@ def swap_test(
 
     >>> import circuitkd as ckd
     >>> teacher = ckd.load_model("tiny-teacher")
-    >>> both = ckd.load_task("numerals").sample_pair(teacher, teacher, n=16, seed=0)
-    >>> round(float(swap_test(teacher, teacher, both, [("a1.h0", "a1.h0")]).frame.survived[0]), 3)
+    >>> both = ckd.load_task("weekdays").sample_pair(teacher, teacher, n=16, seed=0)
+    >>> round(float(swap_test(teacher, teacher, both, [("m0", "m0")]).frame["survived"][0]), 3)
     1.0
     """
     pairs = _checked(matches, teacher, student, prompts, controls)

@@ -102,7 +102,7 @@ class TestPublished:
 
     def test_the_published_difference_draws_the_teacher_before_the_student(self) -> None:
         drops = [recorded_drops(side) for side in SIDES]
-        found = component_difference(*drops, drop_statistics())["mean_drop_pct"]
+        found = component_difference(drops[0], drops[1], drop_statistics())["mean_drop_pct"]
         assert found == pytest.approx(EXPECTED["delta_mean_bootstrap"], abs=1e-9)
 
     def test_severity_and_gini(self) -> None:
@@ -164,7 +164,7 @@ class TestBrittleness:
         assert found.statistics.loc["mean_drop", "value"] == pytest.approx(4.2 / 3)
         assert np.isfinite(found.statistics.loc["mean_drop"].drop("unit").astype(float)).all()
         percentages = found.statistics.drop(index="mean_drop", columns="unit")
-        assert percentages.isna().all(axis=None)
+        assert percentages.isna().to_numpy().all()
         assert found.frame["drop_pct"].isna().all()
         assert np.isnan(found.mean_drop)
         assert np.isnan(found.severity)
@@ -178,7 +178,7 @@ class TestBrittleness:
         rest = pair.frame.drop(index="mean_drop")
         assert rest["teacher"].notna().all()
         gone = ["student", "difference", "components_low", "prompts_low", "prompts_high"]
-        assert rest[gone].isna().all(axis=None)
+        assert rest[gone].isna().to_numpy().all()
 
     def test_more_prompts_narrow_the_interval_over_prompts_only(self) -> None:
         few, many = (
@@ -204,12 +204,21 @@ class TestBrittleness:
         for column in ("difference", "prompts_low", "prompts_high"):
             assert (row[column] == 0).all()
 
+    def test_both_models_draw_the_same_prompts(self) -> None:
+        """The student loses half a logit more on every prompt: resampling cannot change that."""
+        rng = np.random.default_rng(0)
+        effects = rng.normal(-3, 0.5, size=(40, 3))
+        sides = {"teacher": influence_of(effects), "student": influence_of(effects - 0.5)}
+        row = brittleness_of(sides).frame.loc["mean_drop"]
+        found = [row[name] for name in ("difference", "prompts_low", "prompts_high")]
+        assert found == pytest.approx([0.5, 0.5, 0.5], abs=1e-6)
+
     def test_there_is_no_slope_without_compression(self) -> None:
         own = {"teacher": noisy_influence(0), "student": noisy_influence(1)}
         for parameters in (None, {"teacher": 10, "student": 10}, {"teacher": 10, "student": 20}):
             pair = brittleness_of(own, parameters)
             assert pair.compression is None
-            assert pair.slopes.drop(columns="unit").isna().all(axis=None)
+            assert pair.slopes.drop(columns="unit").isna().to_numpy().all()
             assert "fewer parameters" not in repr(pair)
 
     def test_severity_has_parameters(self) -> None:
@@ -483,7 +492,8 @@ class TestRobustness:
         assert (result.agreement["same_token"] == 1).all()
         frame = result.frame.drop(columns="side")
         half = len(frame) // 2
-        pd.testing.assert_frame_equal(frame[:half], frame[half:].reset_index(drop=True))
+        left, right = frame.iloc[:half], frame.iloc[half:].reset_index(drop=True)
+        pd.testing.assert_frame_equal(left, right)
         assert result.brittleness is not None
         assert (result.brittleness.frame["difference"].dropna() == 0).all()
 

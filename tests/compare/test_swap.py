@@ -176,6 +176,55 @@ def test_without_a_rival_nothing_is_verified() -> None:
     assert not row["verified"]
 
 
+def swapped_by_hand(restored: list[float], damage: float, spread: float = 0.0) -> SwapTest:
+    """Metrics of 16 prompts; ``restored``: what the match and its rivals give back, in logits."""
+    wave = torch.linspace(-1, 1, 16)
+    ablated = torch.ones(16)
+    return SwapTest(
+        teacher="big",
+        student="small",
+        task="numerals",
+        metric="logit_difference",
+        matches=((Node.mlp(0), Node.mlp(1)),),
+        controls=(tuple(Node.mlp(2 + k) for k in range(len(restored) - 1)),),
+        explained=(0.5,),
+        clean=ablated + damage + spread * wave,
+        ablated=ablated[None],
+        swapped=(torch.stack([ablated + own for own in restored]),),
+    )
+
+
+def test_the_frame_by_hand() -> None:
+    row = swapped_by_hand([1.0, 0.5, 0.25], damage=2.0).frame.iloc[0]
+    assert row["damage"] == 2
+    found = [row[name] for name in ("survived", "survived_low", "survived_high")]
+    assert found == pytest.approx([0.5] * 3)
+    assert row["control_mean"] == pytest.approx(0.1875)
+    assert row["control_best"] == pytest.approx(0.25)
+    assert (row["controls"], row["beaten"], row["verified"]) == (2, 2, True)
+
+
+def test_a_damage_that_may_be_none_says_nothing() -> None:
+    row = swapped_by_hand([0.1, 0.0], damage=0.1, spread=1.0).frame.iloc[0]
+    assert row["damage_low"] < 0 < row["damage_high"]
+    assert np.isnan(row["survived"])
+    assert (row["beaten"], row["verified"]) == (0, False)
+
+
+def test_a_component_that_hinders_is_matched_by_one_that_hinders() -> None:
+    right = swapped_by_hand([-2.0, 0.0], damage=-2.0).frame.iloc[0]
+    assert right["survived"] == pytest.approx(1)
+    assert right["verified"]
+    wrong = swapped_by_hand([1.0, -0.5], damage=-2.0).frame.iloc[0]
+    assert wrong["survived"] == pytest.approx(-0.5)
+    assert (wrong["beaten"], wrong["verified"]) == (0, False)
+
+
+def test_better_than_every_rival_is_not_enough_if_it_is_worse_than_the_mean() -> None:
+    row = swapped_by_hand([-0.5, -1.0, -2.0], damage=2.0).frame.iloc[0]
+    assert (row["beaten"], row["verified"]) == (2, False)
+
+
 # The same by hooks, with a map between whole residual streams
 
 
