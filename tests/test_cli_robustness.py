@@ -109,7 +109,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(
     small: Arguments, tmp_path: Path, parts: int
 ) -> None:
     """Killed in the teacher's perturbed inputs, and between them and the ablations."""
-    options = ["robustness", *map(str, small), "--json"]
+    options = ["robustness", *map(str, small), "--json", "--threads", "1"]
     whole = answer(call(*options, "--out", tmp_path / "whole"))
     stopped = stop_by("SIGKILL", parts, options, tmp_path / "killed")
     assert stopped.returncode < 0

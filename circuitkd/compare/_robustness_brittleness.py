@@ -344,24 +344,20 @@ def _measured(influence: Influence, percent: Mapping[str, Statistic]) -> _Measur
     """Every model of a pair draws the same prompts, because the seed is always the same."""
     effects, clean = influence.effects.double().numpy(), influence.clean.double().numpy()
     drawn = bootstrap_means(np.column_stack([effects, clean]), draws=_PROMPT_DRAWS)
+    drop = np.maximum(0, -effects.mean(0))
+    mean = {"mean_drop": float(drop.mean())}
+    mean_draws = {"mean_drop": np.maximum(0, -drawn[:, :-1]).mean(1)}
+    if not influence.competent:
+        nothing = np.full(len(drawn), np.nan)
+        value, draws = dict.fromkeys(percent, np.nan), dict.fromkeys(percent, nothing)
+        return _Measured(drop, np.full_like(drop, np.nan), value | mean, draws | mean_draws)
+    drop_pct = np.clip(-100 * effects.mean(0) / clean.mean(), 0, 100)
     # Of prompts that the model fails on average, no share can be lost.
     baseline = np.where(drawn[:, -1:] > 0, drawn[:, -1:], np.nan)
-    drop = np.maximum(0, -effects.mean(0))
-    drop_pct = np.clip(-100 * effects.mean(0) / clean.mean(), 0, 100)
     drawn_pct = np.clip(-100 * drawn[:, :-1] / baseline, 0, 100)
-    if not influence.competent:
-        drop_pct, drawn_pct = np.full_like(drop_pct, np.nan), np.full_like(drawn_pct, np.nan)
     value = {name: float(statistic(drop_pct)) for name, statistic in percent.items()}
     draws = {name: statistic(drawn_pct) for name, statistic in percent.items()}
-    if not influence.competent:  # a statistic may hide that it was made from nothing
-        value = dict.fromkeys(value, np.nan)
-        draws = {name: np.full_like(own, np.nan) for name, own in draws.items()}
-    return _Measured(
-        drop,
-        drop_pct,
-        {**value, "mean_drop": float(drop.mean())},
-        {**draws, "mean_drop": np.maximum(0, -drawn[:, :-1]).mean(1)},
-    )
+    return _Measured(drop, drop_pct, value | mean, draws | mean_draws)
 
 
 def _units(influence: Influence) -> dict[str, str]:
