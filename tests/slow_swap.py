@@ -8,7 +8,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.metrics import logit_difference
 from circuitkd.nodes import Node
-from circuitkd.prompts import Prompts, compared_positions
+from circuitkd.prompts import PromptGroup, Prompts, compared_positions
 
 Pair = tuple[Prompts, Prompts]
 
