@@ -9,9 +9,31 @@
       CKA(X, Y)   = HSIC₁(K, L) / √(HSIC₁(K, K) · HSIC₁(L, L))
 
   Everything is computed in feature space (tr(KL) = ‖XᵀY‖²), so no n × n matrix is formed.
+- ``procrustes``: what the best rotation and scaling c of Y explains of X, both centred (Schönemann
+  1966). With ‖·‖_* the sum of singular values and ρ² the normalised residual,
+
+      ρ²(X, Y) = min over c, QᵀQ = 1 of ‖X − c Y Q‖² / ‖X‖² = 1 − (‖XᵀY‖_* / (‖X‖ ‖Y‖))²
+      procrustes(X, Y) = 1 − ρ²
+
+  Of different widths, the narrower array counts as padded with zeros, which changes no number.
+- ``principal_angles``: mean squared cosine of the principal angles between the spans, in row space,
+  of the top k left singular vectors U, V of centred X, Y: ‖UᵀV‖² / k (Björck & Golub 1973). k = 10,
+  or the smaller rank. Unrelated arrays of n independent rows score k / (n − 1).
+- ``svcca``: mean canonical correlation of the singular directions that hold 99 % of the variance of
+  each centred array: the mean of the singular values of UᵀV (Raghu et al. 2017). Unrelated arrays
+  score high unless rows are many times the directions kept.
+- ``attention_correlation``: cosine of patterns minus uniform attention (see below for components).
+- ``attention_cosine``: cosine of patterns as they are; unrelated heads score about 0.7.
+- ``attention_js``: 1 − Jensen–Shannon divergence in bits of each query's attention, averaged over
+  queries (Lin 1991). Attention missing from a row counts as one more key.
+- ``qk_circuit``, ``ov_circuit``: correlation of two heads' score matrices from word to word
+  (``circuits.attention``) after each row's mean is taken away: a constant on a row changes neither
+  attention nor probabilities.
 - ``paper_mlp`` and ``paper_head``: the measures of the paper "Distilled Circuits", kept for
   continuity. `paper_mlp` averages all nine signed cosines of the top three right singular vectors
   of the uncentred second moments: identical layers score 1/3, and a rotation destroys it.
+
+`MEASURES` says for each what it looks at, its range, its chance level and its invariances.
 
 **On two models' components**, `component_similarity`, the measure behind the alignment. It is
 computed on what an ablation removes (activation minus its mean-ablation value):
@@ -29,6 +51,17 @@ computed on what an ablation removes (activation minus its mean-ablation value):
 
 Heads score the mean of both parts, MLPs the output part, a head against an MLP 0. All of it is
 unchanged by rotating the residual stream or by permuting, rescaling, splitting or merging heads.
+
+Others on request, ``component_similarity(..., measure=...)``. Outputs are centred as above, and
+patterns averaged over the prompts of each group. A measure of patterns or of circuits says nothing
+about MLPs; theirs is then the default's. Measures that do not score 0 at chance are corrected,
+(S − chance) / (1 − chance), not below 0, so that a table can serve an alignment:
+
+- ``procrustes``, ``principal_angles``, ``svcca``: chance is the same pair's similarity with the
+  student's prompts shuffled within their groups. What any two prompts have in common is chance.
+- ``attention_cosine``, ``attention_js``: chance is the average over all pairs of heads.
+- ``paper`` (the paper's heads and MLPs) and ``paper_rescaled`` (its MLPs mapped onto the heads'
+  mean and standard deviation, then divided by their maximum) stay as published.
 """
 
 from collections.abc import Callable
@@ -42,25 +75,39 @@ from torch import Tensor
 
 from circuitkd.circuits.activations import Components
 from circuitkd.compare._arrays import as_matrix
-from circuitkd.compare._outputs import output_similarity
-from circuitkd.compare._patterns import mean_row_cosine, paper_head_similarity, pattern_similarity
+from circuitkd.compare._blocks import COMPONENT_MEASURES, Block, Circuits, Pair, places
+from circuitkd.compare._measures import MEASURES, Measure
 from circuitkd.errors import InputError
 from circuitkd.nodes import NodeKind
 
-MEASURES = ("cka", "paper_mlp", "paper_head")
-_PAPER_DIRECTIONS = 3
+__all__ = [
+    "COMPONENT_MEASURES",
+    "MEASURES",
+    "ComponentSimilarity",
+    "Measure",
+    "check_recordings",
+    "component_similarity",
+    "paper_similarity",
+    "same_kind",
+    "similarity",
+]
 
 
 def similarity(x: ArrayLike | Tensor, y: ArrayLike | Tensor, measure: str = "cka") -> float:
     """How alike two arrays are.
 
     Args:
-        x: for ``cka`` and ``paper_mlp`` activations ``[row, feature]``; for ``paper_head`` an
-            attention pattern averaged over prompts, ``[query, key]``.
-        y: likewise; its row r belongs to the same prompt and position as row r of ``x``.
-        measure: ``cka`` allows different widths; it is at most 1, 1 for arrays equal up to
-            rotation, scale and translation, and about 0 (of either sign) for independent ones.
-            ``paper_mlp`` lies in [0, 1] and needs equal widths; ``paper_head`` in [-1, 1].
+        x: what the measure looks at (``MEASURES[measure].on``): a component's output
+            ``[row, feature]``, an attention pattern ``[query, key]`` averaged over prompts, or a
+            circuit's scores ``[query, key]`` from word to word.
+        y: likewise; its row r belongs to the same prompt and position, query, or word as row r of
+            ``x``. Outputs may have different widths (except for ``paper_mlp``).
+        measure: one of ``MEASURES``; formulas are in this module's docstring.
+
+    Returns:
+        A number between ``MEASURES[measure].low`` and ``.high``; what unrelated arrays score is in
+        ``.chance``. Arrays that are alike in what the measure looks at score 1 (`paper_mlp`: 1/3).
+        A constant array resembles nothing: 0.
 
     Raises:
         InputError: mismatched or too few rows, mismatched widths, NaN, or an unknown measure.
@@ -80,14 +127,13 @@ def similarity(x: ArrayLike | Tensor, y: ArrayLike | Tensor, measure: str = "cka
             f"x has {len(left)} rows and y {len(right)}; row r of both must be the same prompt "
             "and position."
         )
-    if measure == "cka":
-        return _debiased_cka(left, right)
-    if left.shape != right.shape:
+    chosen = MEASURES[measure]
+    if chosen.same_shape and left.shape != right.shape:
         raise InputError(
             f"{measure} compares arrays of one width, not {left.shape[1]} with {right.shape[1]} "
-            "columns; use measure='cka'."
+            "columns" + ("; use measure='cka'." if chosen.on == "output" else ".")
         )
-    return _paper_mlp(left, right) if measure == "paper_mlp" else mean_row_cosine(left, right)
+    return chosen.compare(left, right)
 
 
 @dataclass(frozen=True)
@@ -95,11 +141,13 @@ class ComponentSimilarity:
     """Similarities of every teacher component with every student component, all in [0, 1].
 
     ``value`` uses every prompt once; ``draws`` holds the same numbers for each set of bootstrap
-    weights (float32, no draws when none were asked for).
+    weights (float32, no draws when none were asked for). ``chance`` is what was subtracted from
+    each pair, 0 where the measure needs no correction.
     """
 
     value: Float[np.ndarray, "teacher student"]
     draws: Float[np.ndarray, "draw teacher student"]
+    chance: Float[np.ndarray, "teacher student"]
 
 
 def component_similarity(
@@ -107,68 +155,88 @@ def component_similarity(
     student: Components,
     weights: Real[np.ndarray, "draw prompt"] | None = None,
     *,
+    measure: str = "default",
+    corrected: bool = True,
+    circuits: Circuits | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> ComponentSimilarity:
-    """The default similarity of every teacher component with every student component.
+    """The similarity of every teacher component with every student component.
 
     Args:
         teacher: its components, recorded at the compared positions.
         student: likewise, on the same prompts at the same positions in the same order.
         weights: how often each prompt counts, one row for each bootstrap draw.
+        measure: one of ``COMPONENT_MEASURES``; see this module's docstring.
+        corrected: take chance away where the measure does not score 0 at chance.
+        circuits: for ``qk_circuit`` and ``ov_circuit``: both models' scores [head, row, column]
+            for all heads in node order (``circuits.attention.qk_circuit`` or ``ov_circuit``, layer
+            by layer), over the same words.
         progress: called as ``progress(stage, done, total)``, done and total in prompts.
 
     The draws take ``draws × teacher × student × 4`` bytes; everything else is chunked.
 
     Raises:
-        InputError: the recordings do not belong to the same prompts, or hold NaN.
+        InputError: the recordings do not belong to the same prompts, or hold NaN; an unknown
+            measure, or one that cannot be resampled (``procrustes``, ``principal_angles``,
+            ``svcca``, ``attention_js``, circuits, the paper's) with weights.
     """
     prompts = check_recordings(teacher, student)
+    if measure not in COMPONENT_MEASURES:
+        known = ", ".join(COMPONENT_MEASURES)
+        raise InputError(f"Unknown measure {measure!r} of components; choose one of {known}.")
     counts = np.zeros((0, prompts)) if weights is None else np.asarray(weights)
     if counts.shape[1] != prompts:
         raise InputError(f"There are {prompts} prompts but weights for {counts.shape[1]}.")
     shape = (len(teacher.nodes), len(student.nodes))
-    value = np.zeros(shape)
-    draws = np.zeros((len(counts), *shape), dtype=np.float32)
-    for kind in ("head", "mlp"):
-        rows, columns = _places(teacher, kind), _places(student, kind)
+    result = ComponentSimilarity(
+        np.zeros(shape), np.zeros((len(counts), *shape), dtype=np.float32), np.zeros(shape)
+    )
+    kinds: tuple[NodeKind, ...] = ("head", "mlp")
+    for kind in kinds:
+        rows, columns = places(teacher, kind), places(student, kind)
         if not rows or not columns:
             continue
-        block = np.ix_(rows, columns)
-        part, part_draws = output_similarity(
-            [teacher.features[place] for place in rows],
-            [student.features[place] for place in columns],
-            teacher.row_prompt,
-            counts,
-            progress and partial(progress, f"Comparing {kind}s"),
+        report = progress and partial(progress, f"Comparing {kind}s")
+        pair = Pair(teacher, student, kind, counts, corrected, circuits, report)
+        _fill(result, np.ix_(rows, columns), _block(measure, pair))
+    return result
+
+
+def _block(measure: str, pair: Pair) -> Block:
+    chosen = COMPONENT_MEASURES[measure]
+    block = chosen.heads(pair) if pair.kind == "head" else chosen.mlps(pair)
+    if block.draws is None and len(pair.weights):
+        raise InputError(
+            f"Measure {measure!r} cannot be resampled over prompts: leave weights out, or choose "
+            "'default', 'cka', 'attention_correlation' or 'attention_cosine'."
         )
-        if kind == "head":
-            pattern, pattern_draws = pattern_similarity(teacher, student, counts)
-            part, part_draws = (part + pattern) / 2, (part_draws + pattern_draws) / 2
-        value[block] = part
-        draws[:, block[0], block[1]] = part_draws
-    return ComponentSimilarity(value, draws)
+    return block
+
+
+def _fill(result: ComponentSimilarity, where: tuple[np.ndarray, ...], block: Block) -> None:
+    result.value[where] = np.clip(block.value, 0, 1)
+    if block.draws is not None:
+        result.draws[:, where[0], where[1]] = block.draws
+    if block.chance is not None:
+        result.chance[where] = block.chance
 
 
 def paper_similarity(
-    teacher: Components, student: Components
+    teacher: Components, student: Components, *, rescaled: bool = False
 ) -> Float[np.ndarray, "teacher student"]:
     """The paper's similarities: raw attention cosine for heads, `paper_mlp` for MLPs.
 
     Both look at raw activations: nothing is centred. A head against an MLP scores 0. With several
     groups of prompts the heads' cosines are averaged, weighted by the groups' sizes.
 
+    ``rescaled``: map the MLPs' similarities onto the heads' scale as the paper does for number
+    words and QA: the best pair of MLPs then scores 1, and a bad one is held at 0.
+
     Raises:
         InputError: the models' widths differ, so that the paper's MLP measure does not exist.
     """
-    check_recordings(teacher, student)
-    values = np.zeros((len(teacher.nodes), len(student.nodes)))
-    heads = _places(teacher, "head"), _places(student, "head")
-    if all(heads):
-        values[np.ix_(*heads)] = paper_head_similarity(teacher, student)
-    for i, left in zip(_places(teacher, "mlp"), teacher.raw_mlp, strict=True):
-        for j, right in zip(_places(student, "mlp"), student.raw_mlp, strict=True):
-            values[i, j] = similarity(left, right, measure="paper_mlp")
-    return values
+    measure = "paper_rescaled" if rescaled else "paper"
+    return component_similarity(teacher, student, measure=measure).value
 
 
 def same_kind(teacher: Components, student: Components) -> Bool[np.ndarray, "teacher student"]:
@@ -194,50 +262,3 @@ def check_recordings(teacher: Components, student: Components) -> int:
             if not bool(features.isfinite().all()):
                 raise InputError(f"The {side}'s {node.label} holds NaN or infinite activations.")
     return sum(len(group) for group in teacher.group_prompts)
-
-
-def _places(components: Components, kind: NodeKind) -> list[int]:
-    return [place for place, node in enumerate(components.nodes) if node.kind == kind]
-
-
-def _debiased_cka(x: np.ndarray, y: np.ndarray) -> float:
-    if len(x) < 4:
-        raise InputError(f"Debiased CKA needs at least 4 rows, not {len(x)}.")
-    # HSIC₁ does not change under translation; centring and scaling only spare rounding errors.
-    x, y = _standardised(x), _standardised(y)
-    own = _hsic(x, x) * _hsic(y, y)
-    # A constant array resembles nothing; nor does one whose debiased size is not positive.
-    return float(np.clip(_hsic(x, y) / np.sqrt(own), -1, 1)) if own > 0 else 0.0
-
-
-def _standardised(x: np.ndarray) -> np.ndarray:
-    centred = x - x.mean(0)
-    size = np.sqrt((centred**2).mean())
-    noise = 1e-12 * np.abs(x).max()
-    return centred / size if size > noise else np.zeros_like(x)
-
-
-def _hsic(x: Float[np.ndarray, "row left"], y: Float[np.ndarray, "row right"]) -> float:
-    """HSIC₁ of XXᵀ and YYᵀ from d × d products only."""
-    n = len(x)
-    diagonal_x, diagonal_y = (x**2).sum(1), (y**2).sum(1)
-    trace = ((x.T @ y) ** 2).sum() - diagonal_x @ diagonal_y
-    rows_x, rows_y = x @ x.sum(0) - diagonal_x, y @ y.sum(0) - diagonal_y
-    totals = rows_x.sum() * rows_y.sum() / ((n - 1) * (n - 2))
-    return float((trace + totals - 2 * (rows_x @ rows_y) / (n - 2)) / (n * (n - 3)))
-
-
-def _paper_mlp(x: np.ndarray, y: np.ndarray) -> float:
-    return abs(float((_top_directions(x) @ _top_directions(y).T).mean()))
-
-
-def _top_directions(x: Float[np.ndarray, "row feature"]) -> Float[np.ndarray, "direction feature"]:
-    if min(x.shape) < _PAPER_DIRECTIONS:
-        raise InputError(
-            f"paper_mlp needs at least {_PAPER_DIRECTIONS} rows and columns, not {x.shape}."
-        )
-    directions = np.linalg.svd(x.T @ x)[2][:_PAPER_DIRECTIONS]
-    # A singular vector's sign is arbitrary but the measure depends on it: the entry that is largest
-    # in size is made positive, so that the number is at least the same on every machine.
-    largest = np.abs(directions).argmax(1)
-    return directions * np.sign(np.take_along_axis(directions, largest[:, None], 1))

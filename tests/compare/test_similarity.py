@@ -98,7 +98,7 @@ def test_tensors_are_taken_like_arrays() -> None:
         (np.ones(5), np.ones(5), "cka", "must be a matrix"),
         (np.ones((5, 4)), np.ones((5, 3)), "paper_mlp", "not 4 with 3 columns"),
         (np.ones((5, 2)), np.ones((5, 2)), "paper_mlp", "at least 3 rows and columns"),
-        (np.ones((5, 2)), np.ones((5, 2)), "cosine", "choose one of cka, paper_mlp, paper_head"),
+        (np.ones((5, 2)), np.ones((5, 2)), "cosine", "choose one of cka, procrustes"),
     ],
 )
 def test_wrong_arrays_are_refused_in_words(x, y, measure, message) -> None:
