@@ -35,7 +35,7 @@ _NO_ROOM = 1e-6
 
 Table = Float[np.ndarray, "teacher student"]
 Draws = Float[np.ndarray, "draw teacher student"]
-Circuits = tuple[Float[Tensor, "head row column"], Float[Tensor, "head row column"]]
+Circuits = tuple[Float[Tensor, "_ _ _"], Float[Tensor, "_ _ _"]]
 
 
 @dataclass(frozen=True)

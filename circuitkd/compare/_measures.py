@@ -87,7 +87,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
             _of_centred(procrustes),
             0.0,
             1.0,
-            "about min(d, d') / n and more; grows with width over rows",
+            "about min(d, d') / n",
             _RIGID,
             "Schönemann 1966; Williams et al. 2021",
             same_shape=False,

@@ -5,11 +5,14 @@ averages all nine signed cosines of two models' top three: identical layers scor
 destroys it, and the sign of an eigenvector, which means nothing, decides the number.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from circuitkd.errors import InputError
+from circuitkd.nodes import Node
 
 DIRECTIONS = 3
 
@@ -63,22 +66,27 @@ def paper_pairs(
     teacher_influence: ArrayLike,
     student_influence: ArrayLike,
     similarity: Float[np.ndarray, "teacher student"],
-    same_kind: Bool[np.ndarray, "teacher student"],
+    teacher_nodes: Sequence[Node],
+    student_nodes: Sequence[Node],
     *,
-    repeat_below: float | None = None,
+    repeat_heads_below: float | None = None,
 ) -> Float[np.ndarray, "pair 3"]:
     """The paper's list of matched pairs: rows (I_S, I_T, S) for ``paper_alignment``.
 
     Each student component goes with its most similar teacher component of the same kind. With
-    ``repeat_below`` (the paper's 0.95) pairs at a lower similarity are listed a second time, as two
-    of its published lists do; influences are then normalised over the longer list.
+    ``repeat_heads_below`` (the paper's 0.95) heads at a lower similarity are listed a second time,
+    as two of its published lists do; influences are then normalised over the longer list.
     """
     teacher = np.asarray(teacher_influence, dtype=np.float64)
     student = np.asarray(student_influence, dtype=np.float64)
-    best = np.where(same_kind, similarity, -np.inf).argmax(0)
-    columns = np.flatnonzero(np.take_along_axis(same_kind, best[None], 0)[0])
-    rows = best[columns]
-    pairs = np.stack([student[columns], teacher[rows], similarity[rows, columns]], axis=1)
-    if repeat_below is None:
-        return pairs
-    return np.concatenate([pairs, pairs[pairs[:, 2] < repeat_below]])
+    pairs, again = [], []
+    for j, node in enumerate(student_nodes):
+        rows = [i for i, other in enumerate(teacher_nodes) if other.kind == node.kind]
+        if not rows:
+            continue
+        best = max(rows, key=lambda i: similarity[i, j])  # the first of several that are equal
+        value = similarity[best, j]
+        pairs.append((student[j], teacher[best], value))
+        if repeat_heads_below is not None and node.kind == "head" and value < repeat_heads_below:
+            again.append(pairs[-1])
+    return np.array(pairs + again).reshape(-1, 3)
