@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
+from circuitkd.compare._arrays import as_shares
 from circuitkd.compare.matching import MATCHINGS, Plan, match
 from circuitkd.errors import InputError
 from circuitkd.nodes import Node
@@ -98,23 +99,24 @@ def matching_lineage(
     *,
     matchings: Sequence[str] = MATCHINGS,
 ) -> pd.DataFrame:
-    """`lineage_accuracy` of plain arrays.
+    """`lineage_accuracy` of plain arrays; influences are scaled to sum 1 here.
 
     ``layer_map`` may also say it node by node, student node to teacher node, for a student whose
     heads were reordered.
     """
     home = origins(teacher_nodes, student_nodes, layer_map)
     kinds = _kinds(teacher_nodes)[:, None] == _kinds(student_nodes)[None, :]
+    p = as_shares(teacher_share, "The teacher's influence")
+    q = as_shares(student_share, "The student's influence")
     rows = []
     for method in matchings:
         # Argmax and one-to-one match components whatever their influence; mass would hide those
         # that have none.
-        p, q = teacher_share, student_share
-        even = (p, q) if method == "transport" else (np.ones_like(p), np.ones_like(q))
-        plan = match(*even, similarity, method, kinds)
-        scores = _scores(plan, method, teacher_share, student_share, kinds, home)
+        masses = (p, q) if method == "transport" else (np.ones_like(p), np.ones_like(q))
+        plan = match(*masses, similarity, method, kinds)
+        scores = _scores(plan, method, p, q, kinds, home)
         rows += [
-            {"matching": method, "kind": kind, **_row(scores, student_share, kinds, inside, kind)}
+            {"matching": method, "kind": kind, **_row(scores, q, kinds, inside, kind)}
             for kind, inside in _parts(student_nodes)
         ]
     return pd.DataFrame(rows).astype({"candidates": "Int64"})

@@ -67,6 +67,24 @@ def test_heads_and_mlps_are_counted_apart_and_together() -> None:
     assert pd.isna(both.candidates)
 
 
+def test_chance_of_transport_knows_kinds_but_not_similarity() -> None:
+    nodes = component_nodes(2, 1)  # half of the teacher's influence is in its MLPs, 3 : 1
+    p, q = np.array([1.0, 3, 3, 1]), np.array([1.0, 1, 1, 1])
+    found = matching_lineage(p, q, np.eye(4), nodes, nodes, [0, 1])
+    assert row(found, "transport", "head").chance == pytest.approx((1 / 4 + 3 / 4) / 2)
+    one = matching_lineage(p, np.array([1.0, 0, 0, 0]), np.eye(4), nodes, nodes, [0, 1])
+    assert row(one, "transport").chance == pytest.approx(1 / 4)
+    assert row(one, "transport").attainable == pytest.approx(1 / 8)
+
+
+def test_influences_are_scaled() -> None:
+    p, q, s = np.array([2.0, 3, 5]), np.array([5.0, 5]), np.eye(3, 2)
+    found = [
+        matching_lineage(p * a, q * b, s, HEADS, HEADS[:2], [0, 2]) for a, b in ((1, 1), (0.1, 7))
+    ]
+    pd.testing.assert_frame_equal(found[0], found[1])
+
+
 def test_layers_of_unknown_origin_are_not_scored() -> None:
     s = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     found = row(
