@@ -111,7 +111,7 @@ def scored(task: str, models: dict[str, Model], n: int, seed: int) -> Iterator[p
                 models[name].layer_map,
             )
             if measure in HEADS_ONLY:
-                frame = frame[frame.kind == "head"]
+                frame = frame.query("kind == 'head'")
             yield frame.assign(task=task, student=name, measure=measure)
 
 
@@ -127,7 +127,7 @@ def least(frame: pd.DataFrame) -> float:
 def overview(frame: pd.DataFrame, student: str, column: str) -> str:
     """Markdown: a row for each measure; heads and MLPs under each matching."""
     cells = [(kind, matching) for kind in ("head", "mlp") for matching in MATCHINGS]
-    part = frame[frame.student == student]
+    part = frame.query("student == @student")
 
     def line(name: str, rows: pd.DataFrame, column: str) -> str:
         texts = []
@@ -139,10 +139,10 @@ def overview(frame: pd.DataFrame, student: str, column: str) -> str:
     titles = [f"{kind}s, {matching}" for kind, matching in cells]
     lines = [f"| measure | {' | '.join(titles)} |", "|---" * (len(cells) + 1) + "|"]
     lines += [
-        line(f"`{measure}`", part[part.measure == measure], column)
+        line(f"`{measure}`", part.query("measure == @measure"), column)
         for measure in COMPONENT_MEASURES
     ]
-    default = part[part.measure == "default"]
+    default = part.query("measure == 'default'")
     suffix = "weighted_" if column == "weighted" else ""
     lines.append(line("*chance*", default, f"{suffix}chance"))
     lines.append(line("*best possible*", default, f"{suffix}attainable"))
@@ -150,8 +150,7 @@ def overview(frame: pd.DataFrame, student: str, column: str) -> str:
 
 
 def by_task(frame: pd.DataFrame, student: str) -> str:
-    part = frame[(frame.student == student) & (frame.measure == "default")]
-    part = part[part.kind == "all"]
+    part = frame.query("student == @student and measure == 'default' and kind == 'all'")
     lines = ["| task | " + " | ".join(MATCHINGS) + " | best possible, transport |"]
     lines.append("|---" * (len(MATCHINGS) + 2) + "|")
     for task, rows in part.groupby("task", sort=True):
@@ -182,7 +181,7 @@ def main() -> None:
     print(
         f"{arguments.n} prompts a task, {len(tasks)} tasks, seed {arguments.seed}; {took:.0f} s\n"
     )
-    own = frame[frame.student == "itself"]
+    own = frame.query("student == 'itself'")
     print(f"The teacher against itself: every measure and matching at least {least(own):.0f} %.\n")
     for student in ("untrained", "trained"):
         print(f"### {student}: % that goes home, weighted by influence\n")

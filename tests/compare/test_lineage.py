@@ -1,6 +1,7 @@
 """Matchings scored by known origins: by hand, at chance, and where the answer must be 100 %."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -147,7 +148,7 @@ def test_equal_shares_and_perfect_similarity_send_everything_home(p, s) -> None:
     p = p / p.sum()
     np.fill_diagonal(s, 1)
     found = matching_lineage(p, p, s, HEADS, HEADS, [0, 1, 2])
-    np.testing.assert_allclose(found[found.kind != "mlp"].accuracy, 1, atol=1e-9)
+    np.testing.assert_allclose(found.query("kind != 'mlp'").accuracy, 1, atol=1e-9)
 
 
 def test_perfect_similarity_alone_does_not_keep_mass_at_home() -> None:
@@ -168,13 +169,14 @@ def test_perfect_similarity_alone_does_not_keep_mass_at_home() -> None:
 def with_idle_layer(network: GPT2LMHeadModel, before: int) -> GPT2LMHeadModel:
     """The same function: a new layer, another one's copy, whose head outputs and MLP are zero."""
     network = copy.deepcopy(network)
-    idle = copy.deepcopy(network.transformer.h[before])
-    for part in (idle.attn, idle.mlp):
-        for parameter in part.c_proj.parameters():
+    blocks: Any = network.transformer.h
+    idle = copy.deepcopy(blocks[before])
+    for name, parameter in idle.named_parameters():
+        if "c_proj" in name:
             parameter.data.zero_()
-    network.transformer.h.insert(before, idle)
+    blocks.insert(before, idle)
     network.config.n_layer += 1
-    for layer, block in enumerate(network.transformer.h):
+    for layer, block in enumerate(blocks):
         block.attn.layer_idx = layer
     return network
 
@@ -228,7 +230,7 @@ def test_kept_first_layers_are_perfectly_alike_and_go_home_as_far_as_influence_a
     own = [result.similarity.loc[name, name] for name in result.similarity.columns]
     np.testing.assert_allclose(own, 1, atol=1e-6)
     found = lineage_accuracy(result, [0, 1])
-    assert_all_home(found[found.matching != "transport"])
+    assert_all_home(found.query("matching != 'transport'"))
     moved = row(found, "transport")
     assert moved.weighted == pytest.approx(moved.weighted_attainable, abs=1e-6)
     assert moved.weighted < 0.95
