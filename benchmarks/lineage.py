@@ -131,8 +131,8 @@ def overview(frame: pd.DataFrame, student: str, column: str) -> str:
 
     def line(name: str, rows: pd.DataFrame, column: str) -> str:
         texts = []
-        for kind, matching in cells:
-            found = rows[(rows.kind == kind) & (rows.matching == matching)][column].dropna()
+        for cell in cells:
+            found = rows.query("kind == @cell[0] and matching == @cell[1]")[column].dropna()
             texts.append(percent(found) if len(found) else "–")
         return f"| {name} | " + " | ".join(texts) + " |"
 
