@@ -131,8 +131,9 @@ def overview(frame: pd.DataFrame, student: str, column: str) -> str:
 
     def line(name: str, rows: pd.DataFrame, column: str) -> str:
         texts = []
-        for cell in cells:
-            found = rows.query("kind == @cell[0] and matching == @cell[1]")[column].dropna()
+        for kind, matching in cells:
+            values = pd.Series(rows[(rows.kind == kind) & (rows.matching == matching)][column])
+            found = values.dropna()
             texts.append(percent(found) if len(found) else "–")
         return f"| {name} | " + " | ".join(texts) + " |"
 
