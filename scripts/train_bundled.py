@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,13 +117,15 @@ def new_model(vocabulary: int, layers: int) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
-def student_of(teacher: GPT2LMHeadModel) -> GPT2LMHeadModel:
-    """A model of the teacher's embeddings, final norm and layers ``STUDENT_LAYERS``."""
-    student = new_model(teacher.config.vocab_size, len(STUDENT_LAYERS))
+def student_of(
+    teacher: GPT2LMHeadModel, layers: Sequence[int] = STUDENT_LAYERS
+) -> GPT2LMHeadModel:
+    """A model of the teacher's embeddings, final norm and these ``layers``."""
+    student = new_model(teacher.config.vocab_size, len(layers))
     source, target = teacher.transformer, student.transformer
     for name in ("wte", "wpe", "ln_f"):
         getattr(target, name).load_state_dict(getattr(source, name).state_dict())
-    for place, layer in enumerate(STUDENT_LAYERS):
+    for place, layer in enumerate(layers):
         target.h[place].load_state_dict(source.h[layer].state_dict())
     return student
 
