@@ -172,7 +172,7 @@ class Bench:
             random_students=self._floor(student),
         )
         transport, paper = result.alignment, result.paper_alignment
-        performance = result.performance
+        student_side, teacher_side = (result.performance[side] for side in ("student", "teacher"))
         return {
             "transport": transport.value,
             "calibrated": transport.calibrated,
@@ -181,8 +181,9 @@ class Bench:
             "signed": result.alignments["signed transport"].value,
             "weighted_argmax": result.alignments["weighted argmax"].value,
             "paper": None if paper is None else paper.value,
-            "delta_performance": performance["teacher"].mean - performance["student"].mean,
-            "accuracy": performance["student"].accuracy,
+            "delta_performance": teacher_side.mean - student_side.mean,
+            "gain": student_side.mean - teacher_side.mean,
+            "accuracy": student_side.accuracy,
         }
 
     def _plain(self, student: TransformerBridge) -> Row:

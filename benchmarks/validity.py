@@ -103,7 +103,6 @@ def _measured(place: Path, bench: Bench, only_finished: bool) -> Row:
 
 def report(task: str, rows: pd.DataFrame) -> str:
     """The tables of one task, in Markdown."""
-    rows = rows.assign(gain=-rows["delta_performance"])
     variants = ", ".join(rows["agreement_by_variant"].iloc[0])
     parts = [f"## {task}\n\n{len(rows)} students; variants that the teacher solves: {variants}.\n"]
     for target, meaning in TARGETS.items():
