@@ -21,8 +21,8 @@ from circuitkd.models import BUNDLED_DIRECTORY
 from circuitkd.tasks import Task
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
-from bundled_corpus import Corpus  # noqa: E402
-from train_bundled import Schedule, new_model, save, student_of, train  # noqa: E402
+from bundled_corpus import Corpus
+from train_bundled import Schedule, new_model, save, student_of, train
 
 BATCH, WARMUP = 32, 10
 FEW, MORE = 30, 200

@@ -117,9 +117,7 @@ def new_model(vocabulary: int, layers: int) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
-def student_of(
-    teacher: GPT2LMHeadModel, layers: Sequence[int] = STUDENT_LAYERS
-) -> GPT2LMHeadModel:
+def student_of(teacher: GPT2LMHeadModel, layers: Sequence[int] = STUDENT_LAYERS) -> GPT2LMHeadModel:
     """A model of the teacher's embeddings, final norm and these ``layers``."""
     student = new_model(teacher.config.vocab_size, len(layers))
     source, target = teacher.transformer, student.transformer

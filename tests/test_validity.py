@@ -125,7 +125,7 @@ def test_agreement_counts_shared_mistakes_and_is_a_mean_over_variants():
 
 def test_only_answer_words_can_be_chosen():
     prompts = bench().prompts
-    words = {int(id) for group in prompts.groups for id in (*group.correct, *group.incorrect)}
+    words = {int(word) for group in prompts.groups for word in (*group.correct, *group.incorrect)}
     random = ckd.models.reinitialised(ckd.load_model("tiny-student"), seed=100)
     assert set(answers(random, prompts).choice.tolist()) <= words
 
