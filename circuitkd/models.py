@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -194,7 +195,7 @@ def reinitialised(
     >>> other.cfg.n_layers == model.cfg.n_layers, bool((other.W_U == model.W_U).all())
     (True, False)
     """
-    original = model.original_model
+    original: Any = model.original_model
     label = f"{model_label(model)} with random weights"
     with torch.random.fork_rng(devices=[]):  # the bridge draws random numbers, too
         torch.manual_seed(seed)

@@ -1,8 +1,6 @@
 """What edges do, prompt by prompt: exact effects and estimates, and how they print."""
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,22 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from circuitkd.circuits._clean_metric import CleanMetric
+from circuitkd.circuits._saved import opened_numbers, write_numbers
 from circuitkd.circuits.edges import Edge
-from circuitkd.errors import InputError
-from circuitkd.metrics import UNITS, bootstrap_interval, bootstrap_means, percentile_interval
+from circuitkd.metrics import UNITS, bootstrap_means, percentile_interval
 from circuitkd.nodes import Node
-from circuitkd.runs import write_atomically
 
 _COLUMNS_AT_ONCE = 2048  # bootstrap draws of all 32,491 edges of GPT-2 would take 260 MB
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeEffects:
+class EdgeEffects(CleanMetric):
     """The exact effect of patching each edge of one model, one at a time.
 
     ``effects`` [prompt, edge] = metric(patched) - metric(clean), in the metric's unit; negative
@@ -46,21 +42,6 @@ class EdgeEffects:
     edges: tuple[Edge, ...]
     effects: Float[Tensor, "prompt edge"]
     clean: Float[Tensor, "prompt"]
-
-    @property
-    def unit(self) -> str:
-        """Unit of effects and clean metric: ``logits`` or ``probability``."""
-        return UNITS[self.metric]
-
-    @cached_property
-    def clean_interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the mean clean metric, over prompts."""
-        return bootstrap_interval(self.clean.double().numpy())
-
-    @property
-    def competent(self) -> bool:
-        """Whether the model does the task: the interval of its clean metric lies above 0."""
-        return self.clean_interval[0] > 0
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -82,14 +63,14 @@ class EdgeEffects:
         texts = ("model", "task", "variant", "bos", "mode", "ablation", "metric")
         about = {key: getattr(self, key) for key in texts}
         about["edges"] = [edge.name for edge in self.edges]
-        _write(path, about, {"effects": self.effects, "clean": self.clean})
+        write_numbers(path, about, {"effects": self.effects, "clean": self.clean})
 
     @classmethod
     def load(cls, path: str | Path) -> "EdgeEffects":
         """Read what ``save`` wrote."""
-        with _opened(path, cls.__name__) as (about, tensors):
+        with opened_numbers(path, cls.__name__) as (about, tensors):
             edges = tuple(Edge.parse(name) for name in about.pop("edges"))
-            return cls(edges=edges, **about, **tensors)
+            return cls(edges=edges, effects=tensors["effects"], clean=tensors["clean"], **about)
 
     def __repr__(self) -> str:
         low, high = self.clean_interval
@@ -184,12 +165,12 @@ class EdgeScores:
             about["verified"] = [edge.name for edge in self.verified.edges]
             about["mode"] = self.verified.mode
             tensors |= {"effects": self.verified.effects, "clean": self.verified.clean}
-        _write(path, about, tensors)
+        write_numbers(path, about, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "EdgeScores":
         """Read what ``save`` wrote."""
-        with _opened(path, cls.__name__) as (about, tensors):
+        with opened_numbers(path, cls.__name__) as (about, tensors):
             edges = tuple(Edge.parse(name) for name in about.pop("edges"))
             known, mode = about.pop("verified", None), about.pop("mode", None)
             verified = None
@@ -264,12 +245,12 @@ class NodeScores:
         texts = ("model", "task", "variant", "bos", "method", "ablation", "metric")
         about: dict[str, Any] = {key: getattr(self, key) for key in texts}
         about["nodes"] = [node.name for node in self.nodes]
-        _write(path, about, {"scores": self.scores})
+        write_numbers(path, about, {"scores": self.scores})
 
     @classmethod
     def load(cls, path: str | Path) -> "NodeScores":
         """Read what ``save`` wrote."""
-        with _opened(path, cls.__name__) as (about, tensors):
+        with opened_numbers(path, cls.__name__) as (about, tensors):
             nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
             return cls(nodes=nodes, scores=tensors["scores"], **about)
 
@@ -315,26 +296,3 @@ def _with_interval(values: Float[Tensor, "prompt edge"]) -> tuple[np.ndarray, ..
         low, high = percentile_interval(bootstrap_means(array, draws=1000))
         parts.append(np.stack([array.mean(0), low, high]))
     return tuple(np.concatenate(parts, 1))
-
-
-def _write(path: str | Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    header = {key: json.dumps(value) for key, value in about.items()}
-    whole = {key: value.contiguous() for key, value in tensors.items()}
-    write_atomically(Path(path), save(whole, metadata=header))
-
-
-@contextmanager
-def _opened(path: str | Path, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """What is in a file: texts and tensors. ``InputError`` where they do not make a ``kind``."""
-    if not Path(path).is_file():
-        raise InputError(f"There is no saved result at {str(path)!r}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
-        raise InputError(f"{path} is damaged, or no saved result: {error}.") from error
-    try:
-        yield about, tensors
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path} does not hold {kind}.") from error

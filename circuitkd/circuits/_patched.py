@@ -34,6 +34,9 @@ class EdgePatcher:
 
     The runs before are remembered: a call starts at the first layer whose edges differ from those
     of the call before it. Going through edges from the logits backward is therefore cheap.
+
+    Memory: what changes at each sender is kept for all prompts, prompts × positions × senders ×
+    d_model numbers (2.8 GB for GPT-2 small, 256 prompts of 23 tokens, float32).
     """
 
     def __init__(

@@ -1,17 +1,16 @@
 """``HeadRoles``: how much each head has of each role, sample by sample, and how it prints."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jaxtyping import Float
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from circuitkd.circuits._saved import opened_numbers, write_numbers
 from circuitkd.errors import InputError
 from circuitkd.metrics import bootstrap_means, percentile_interval
 from circuitkd.nodes import Node
@@ -89,22 +88,18 @@ class HeadRoles:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; what is not a number is in its header."""
-        about = {name: getattr(self, name) for name in ("model", "task")}
+        about: dict[str, Any] = {name: getattr(self, name) for name in ("model", "task")}
         about |= {name: dict(getattr(self, name)) for name in ("baselines", "skipped")}
         about["nodes"] = [node.name for node in self.nodes]
-        tensors = {role: scores.contiguous() for role, scores in self.scores.items()}
-        save_file(tensors, path, metadata={k: json.dumps(v) for k, v in about.items()})
+        write_numbers(path, about, self.scores)
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadRoles":
         """Read what ``save`` wrote."""
-        if not Path(path).is_file():
-            raise InputError(f"There are no saved head roles at {str(path)!r}.")
-        with safe_open(path, framework="pt") as file:
-            about = {name: json.loads(text) for name, text in file.metadata().items()}
-            scores = {role: file.get_tensor(role) for role in ROLES if role in file.keys()}  # noqa: SIM118
-        nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
-        return cls(nodes=nodes, scores=scores, **about)
+        with opened_numbers(path, cls.__name__) as (about, tensors):
+            nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
+            scores = {role: tensors[role] for role in about["baselines"]}
+            return cls(nodes=nodes, scores=scores, **about)
 
     def _role_frame(self, role: str) -> pd.DataFrame:
         values = self.scores[role].double().numpy()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -262,14 +263,14 @@ class _Acdc:
         for row, receiver in reversed(list(enumerate(layout.receivers))):
             listened = heard.intersection(self.sizes.receiving(receiver))
             for edge, column in self._candidates(receiver, row):
-                if self.progress is not None:
-                    self.progress("Pruning edges", done, total)
-                done += 1
                 if not listened:
                     self.mask[row, column] = True  # nothing that counts reads this node
                 elif (effect := self._tested(row, column)) is not None:
                     kept[edge] = effect
                     heard.add(edge.sender)
+                done += 1
+                if self.progress is not None:
+                    self.progress("Pruning edges", done, total)
         return kept
 
     def _candidates(self, receiver: Receiver, row: int) -> Iterator[tuple[Edge, int]]:
@@ -310,6 +311,8 @@ def _top(
 ) -> dict[Edge, float]:
     if scores is None:
         raise InputError("method='top-k' needs scores, for example from edge_attribution.")
+    if wrong := [edge.name for edge, score in scores.items() if not isfinite(score)]:
+        raise InputError(f"{len(wrong)} scores are NaN or infinite, the first of {wrong[0]}.")
     if k is not None:
         return top_edges(scores, k, allowed)
     return {e: s for e, s in scores.items() if e in allowed and abs(s) >= least}

@@ -145,6 +145,12 @@ class Layout:
     n_heads: int
     n_kv_heads: int
 
+    def __post_init__(self) -> None:
+        if self.n_kv_heads < 1 or self.n_heads % self.n_kv_heads:
+            raise InputError(
+                f"{self.n_heads} heads cannot share {self.n_kv_heads} keys and values evenly."
+            )
+
     @cached_property
     def senders(self) -> tuple[Node, ...]:
         """The input, then all heads and MLPs, in order of computation."""

@@ -12,6 +12,7 @@ full model does not do the task.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -288,7 +289,7 @@ def _recovery(
 
 
 def _counting(progress: Progress | None, total: int) -> Callable[[], None]:
-    done = iter(range(total))
+    done = count(1)
 
     def report() -> None:
         if progress is not None:

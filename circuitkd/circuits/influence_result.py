@@ -1,6 +1,5 @@
 """``Influence``: what ablating each node did, prompt by prompt, and how it prints."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,25 +7,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from circuitkd.errors import InputError
-from circuitkd.metrics import (
-    UNITS,
-    accuracy,
-    bootstrap_interval,
-    bootstrap_means,
-    percentile_interval,
-)
+from circuitkd.circuits._clean_metric import CleanMetric
+from circuitkd.circuits._saved import opened_numbers, write_numbers
+from circuitkd.metrics import accuracy, bootstrap_means, percentile_interval
 from circuitkd.nodes import Node
 
 _TEXTS = ("model", "task", "variant", "bos", "ablation", "metric")
 
 
 @dataclass(frozen=True)
-class Influence:
+class Influence(CleanMetric):
     """The effect of ablating each head and MLP of one model, one at a time.
 
     ``effects`` [prompt, node] = metric(ablated) - metric(clean), in the metric's unit; negative
@@ -44,21 +36,6 @@ class Influence:
     nodes: tuple[Node, ...]
     effects: Float[Tensor, "prompt node"]
     clean: Float[Tensor, "prompt"]
-
-    @property
-    def unit(self) -> str:
-        """Unit of effects and clean metric: ``logits`` or ``probability``."""
-        return UNITS[self.metric]
-
-    @cached_property
-    def clean_interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the mean clean metric, over prompts."""
-        return bootstrap_interval(self.clean.double().numpy())
-
-    @property
-    def competent(self) -> bool:
-        """Whether the model does the task: the interval of its clean metric lies above 0."""
-        return self.clean_interval[0] > 0
 
     @property
     def accuracy(self) -> float:
@@ -99,21 +76,16 @@ class Influence:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; what is not a number is in its header."""
-        about = {key: json.dumps(getattr(self, key)) for key in _TEXTS}
-        about["nodes"] = json.dumps([node.name for node in self.nodes])
-        tensors = {"effects": self.effects.contiguous(), "clean": self.clean.contiguous()}
-        save_file(tensors, path, metadata=about)
+        about = {key: getattr(self, key) for key in _TEXTS}
+        about["nodes"] = [node.name for node in self.nodes]
+        write_numbers(path, about, {"effects": self.effects, "clean": self.clean})
 
     @classmethod
     def load(cls, path: str | Path) -> "Influence":
         """Read what ``save`` wrote."""
-        if not Path(path).is_file():
-            raise InputError(f"There is no saved influence at {str(path)!r}.")
-        with safe_open(path, framework="pt") as file:
-            about = {key: json.loads(text) for key, text in file.metadata().items()}
+        with opened_numbers(path, cls.__name__) as (about, tensors):
             nodes = tuple(Node.parse(name) for name in about.pop("nodes"))
-            tensors = {key: file.get_tensor(key) for key in ("effects", "clean")}
-        return cls(nodes=nodes, **about, **tensors)
+            return cls(nodes=nodes, effects=tensors["effects"], clean=tensors["clean"], **about)
 
     def __repr__(self) -> str:
         low, high = self.clean_interval

@@ -1,23 +1,19 @@
 """``SwapTest``: which matches survive, prompt by prompt."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from circuitkd.errors import InputError
+from circuitkd.circuits._saved import opened_numbers, write_numbers
 from circuitkd.metrics import UNITS, bootstrap_means, percentile_interval
 from circuitkd.nodes import Node
-from circuitkd.runs import write_atomically
 
-SCHEMA = "circuitkd.swap-test/1"
 BEATEN = 0.9
 """The part of the random components that a verified match must do better than."""
 
@@ -121,36 +117,27 @@ class SwapTest:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; what is not a number is in its header."""
-        about = {name: json.dumps(getattr(self, name)) for name in _TEXTS}
-        about["schema"] = SCHEMA
-        about["explained"] = json.dumps(list(self.explained))
-        about["matches"] = json.dumps([[n.name for n in match] for match in self.matches])
-        about["controls"] = json.dumps([[n.name for n in nodes] for nodes in self.controls])
-        tensors = {"clean": self.clean.contiguous(), "ablated": self.ablated.contiguous()}
-        tensors |= {f"swapped.{k}": own.contiguous() for k, own in enumerate(self.swapped)}
-        write_atomically(Path(path), to_bytes(tensors, metadata=about))
+        about: dict[str, Any] = {name: getattr(self, name) for name in _TEXTS}
+        about["explained"] = list(self.explained)
+        about["matches"] = [[node.name for node in match] for match in self.matches]
+        about["controls"] = [[node.name for node in nodes] for nodes in self.controls]
+        tensors = {"clean": self.clean, "ablated": self.ablated}
+        tensors |= {f"swapped.{k}": own for k, own in enumerate(self.swapped)}
+        write_numbers(path, about, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "SwapTest":
         """Read what ``save`` wrote."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = dict(file.metadata() or {})
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path} cannot be read: {error}.") from error
-        if about.pop("schema", None) != SCHEMA:
-            raise InputError(f"{path} is no swap test that circuitkd can read.")
-        fields = {name: json.loads(text) for name, text in about.items()}
-        return cls(
-            **{name: fields[name] for name in _TEXTS},
-            matches=tuple((Node.parse(a), Node.parse(b)) for a, b in fields["matches"]),
-            controls=tuple(tuple(map(Node.parse, names)) for names in fields["controls"]),
-            explained=tuple(fields["explained"]),
-            clean=tensors["clean"],
-            ablated=tensors["ablated"],
-            swapped=tuple(tensors[f"swapped.{k}"] for k in range(len(fields["matches"]))),
-        )
+        with opened_numbers(path, cls.__name__) as (about, tensors):
+            return cls(
+                **{name: about[name] for name in _TEXTS},
+                matches=tuple((Node.parse(a), Node.parse(b)) for a, b in about["matches"]),
+                controls=tuple(tuple(map(Node.parse, names)) for names in about["controls"]),
+                explained=tuple(about["explained"]),
+                clean=tensors["clean"],
+                ablated=tensors["ablated"],
+                swapped=tuple(tensors[f"swapped.{k}"] for k in range(len(about["matches"]))),
+            )
 
     def __repr__(self) -> str:
         lines = [

@@ -398,7 +398,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         head_roles(model, replace(prompts, groups=()))
     with pytest.raises(InputError, match="at least 2 probes"):
         head_roles(model, prompts, probes=1)
-    with pytest.raises(InputError, match="no saved head roles"):
+    with pytest.raises(InputError, match="no saved result"):
         HeadRoles.load(tmp_path / "nothing")
 
 

@@ -201,6 +201,10 @@ def test_ties_go_by_the_order_given() -> None:
     [
         ({"method": "magic"}, "Unknown method"),
         ({"method": "top-k"}, "needs scores"),
+        (
+            {"method": "top-k", "k": 1, "scores": {Edge.parse("m0->logits"): float("nan")}},
+            "NaN or infinite, the first of m0->logits",
+        ),
         ({"relative": "moon"}, "relative to circuit or published"),
         ({"k": 3}, "goes by threshold"),
         ({"method": "top-k", "k": -1}, "at least 0"),
@@ -212,3 +216,15 @@ def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:
     model = random_bridge("gpt2", layers=2)
     with torch.no_grad(), pytest.raises(InputError, match=message):
         prune_edges(model, some_prompts(model), **arguments)
+
+
+def test_progress_counts_every_edge() -> None:
+    model = random_bridge("gpt2", layers=1)
+    seen: list[tuple[int, int]] = []
+    circuit = Circuit.full(model)
+    prune_edges(
+        model, some_prompts(model), circuit, threshold=0.01,
+        progress=lambda stage, done, total: seen.append((done, total)),
+    )  # fmt: skip
+    total = len(Sizes.of(model).edges)
+    assert seen == [(n, total) for n in range(1, total + 1)]

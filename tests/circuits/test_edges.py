@@ -19,6 +19,12 @@ def test_gpt2_small_and_distilgpt2_have_the_published_counts(
     assert len(layout.edges) == len(set(layout.edges)) == edges
 
 
+@pytest.mark.parametrize("groups", [0, 3])
+def test_heads_that_cannot_share_evenly_are_refused(groups: int) -> None:
+    with pytest.raises(InputError, match="4 heads cannot share"):
+        Layout(2, 4, groups)
+
+
 def test_every_name_is_read_back() -> None:
     for layout in (Layout(2, 3, 3), Layout(2, 4, 2)):
         for edge in layout.edges:

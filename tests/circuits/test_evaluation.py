@@ -224,6 +224,20 @@ def test_wrong_input_is_told_before_the_parts_are_left_out() -> None:
     assert stages == []
 
 
+def test_progress_counts_every_part_that_is_left_out() -> None:
+    model = random_bridge("gpt2", layers=2)
+    seen: list[tuple[int, int]] = []
+    circuit = some_circuit(model)
+    evaluate_circuit(
+        model,
+        some_prompts(model),
+        circuit,
+        progress=lambda stage, done, total: seen.append((done, total)),
+    )
+    parts = len(circuit.nodes) + len(circuit.edges or ())
+    assert seen == [(n, parts) for n in range(1, parts + 1)]
+
+
 # ---------------------------------------------------------------------- curves
 
 

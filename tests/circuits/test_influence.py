@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from random_models import random_bridge, random_gpt2, random_prompts
+from safetensors.torch import save_file
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -249,6 +251,18 @@ def test_influence_survives_saving(tmp_path) -> None:
     assert torch.equal(loaded.clean, result.clean)
     assert loaded.frame.equals(result.frame)
     assert (loaded.nodes, loaded.bos, loaded.ablation) == (result.nodes, "<bos>", "mean")
+
+
+def test_files_that_hold_no_influence_are_refused(tmp_path: Path) -> None:
+    place = tmp_path / "influence.safetensors"
+    with pytest.raises(InputError, match="no saved result"):
+        Influence.load(place)
+    place.write_bytes(b"not a tensor in sight")
+    with pytest.raises(InputError, match="damaged"):
+        Influence.load(place)
+    save_file({"effects": torch.zeros(2, 2)}, place, metadata={"model": '"m"'})
+    with pytest.raises(InputError, match="does not hold Influence"):
+        Influence.load(place)
 
 
 @pytest.mark.parametrize(
