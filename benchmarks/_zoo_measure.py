@@ -163,6 +163,7 @@ class Bench:
             "null_draws": self.settings.null_draws,
             "random_students": self.settings.random_students,
             "preset": "default",
+            "measure": "default",
             "positions": "all",
         }
         result = compare_recorded(

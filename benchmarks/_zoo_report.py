@@ -89,7 +89,7 @@ def rank_correlations(
     # What is missing in one row would otherwise get a rank.
     kept = np.isfinite(y) & np.all([np.isfinite(x) for x in columns.values()], axis=0)
     if not kept.all():
-        return rank_correlations(rows[kept], target, predictors, draws=draws, seed=seed)
+        return rank_correlations(rows.loc[kept], target, predictors, draws=draws, seed=seed)
     values = {name: float(spearman(x, y)) for name, x in columns.items()}
     drawn = {name: spearman(x[picked], y[picked]) for name, x in columns.items()}
     first = predictors[0]
@@ -111,7 +111,7 @@ def _interval(draws: Float[np.ndarray, "draw"]) -> tuple[float, float]:
 
 def competent(rows: pd.DataFrame) -> pd.DataFrame:
     """The students that do the task in distribution: at least 90 % of answers right."""
-    return rows[rows["accuracy"] >= COMPETENT]
+    return rows.loc[rows["accuracy"] >= COMPETENT]
 
 
 def subsets(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from circuitkd.compare import _robustness_files as files
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from circuitkd.circuits._role_result import HeadRoles
+    from circuitkd.compare._robustness_result import Robustness
     from circuitkd.compare.alignment import Alignment
     from circuitkd.compare.result import Comparison, Performance
 
@@ -30,6 +36,9 @@ def as_text(result: "Comparison") -> str:
             for row in result.matches.head(_STRONGEST).to_dict("records")
         ),
         repr(result.restructuring),
+        *([] if result.swaps is None else [repr(result.swaps)]),
+        *(repr(roles) for roles in (result.roles or {}).values()),
+        repr(result.robustness.brittleness),
         *(f"Note: {warning}" for warning in result.warnings),
     ]
     return "\n".join(lines)
@@ -65,10 +74,30 @@ def as_plain_data(result: "Comparison") -> dict[str, Any]:
         "merges": _records(result.restructuring.merges),
         "splits": _records(result.restructuring.splits),
         "drops": _records(result.restructuring.drops),
+        "robustness": _robustness_data(result.robustness),
+        "roles": None if result.roles is None else _roles_data(result.roles),
+        "swaps": None if result.swaps is None else _records(result.swaps.frame),
         "warnings": list(result.warnings),
         "config": dict(result.config),
         "versions": dict(result.versions),
     }
+
+
+def _robustness_data(robustness: "Robustness") -> dict[str, Any]:
+    """Its numbers; warnings, arguments and versions are the comparison's."""
+    kept = ("behaviour", "agreement", "brittleness", "parameters")
+    return {name: value for name, value in robustness.to_json().items() if name in kept}
+
+
+def _roles_data(roles: "Mapping[str, HeadRoles]") -> list[dict[str, Any]]:
+    """The heads that hold a role, model by model."""
+    return [
+        {"side": side, "role": role, "node": node.name, "score": score,
+         "baseline": own.baselines[role]}
+        for side, own in roles.items()
+        for role in own.scores
+        for node, score in own.holders(role).items()
+    ]  # fmt: skip
 
 
 def _alignment_data(alignment: "Alignment") -> dict[str, Any]:
@@ -90,8 +119,5 @@ def _performance_data(performance: "Performance") -> dict[str, Any]:
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as dictionaries of plain Python values."""
-    return [
-        {name: list(value) if isinstance(value, tuple) else value for name, value in row.items()}
-        for row in frame.astype(object).to_dict(orient="records")
-    ]
+    """Rows as dictionaries of plain Python values; what is missing is ``None``."""
+    return files.plain(frame.astype(object).to_dict(orient="records"))

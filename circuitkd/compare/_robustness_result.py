@@ -17,7 +17,7 @@ from torch import Tensor
 from circuitkd.circuits.influence_result import Influence
 from circuitkd.compare import _robustness_files as files
 from circuitkd.compare._robustness_brittleness import PairedBrittleness, brittleness_of
-from circuitkd.compare._robustness_inputs import Condition
+from circuitkd.compare._robustness_inputs import CLEAN, Condition
 from circuitkd.errors import InputError
 from circuitkd.metrics import (
     UNITS,
@@ -27,7 +27,7 @@ from circuitkd.metrics import (
     percentile_interval,
 )
 from circuitkd.nodes import Node
-from circuitkd.runs import write_atomically
+from circuitkd.runs import versions, write_atomically
 
 _TEXTS, _NUMBERS = "robustness.json", "robustness.safetensors"
 _KIND = "robustness"
@@ -50,7 +50,7 @@ class Robustness:
         tops: likewise the token that the model finds likeliest after the prompt; ``None`` where
             the two have different vocabularies.
         influences: behind the brittleness; ``None`` where nothing was ablated.
-        parameters: number of parameters of each model.
+        parameters: number of parameters of each model; ``None`` where nobody counted them.
         warnings: what a reader of the numbers must know, in words.
         config: the arguments it was made with.
         versions: of circuitkd and what it builds on.
@@ -62,7 +62,7 @@ class Robustness:
     metrics: Mapping[str, Float[Tensor, "condition prompt"]]
     tops: Mapping[str, Int[Tensor, "condition prompt"]] | None
     influences: Mapping[str, Influence] | None
-    parameters: Mapping[str, int]
+    parameters: Mapping[str, int] | None
     warnings: tuple[str, ...]
     config: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -206,7 +206,7 @@ class Robustness:
             "agreement": _records(self.agreement),
             "brittleness": None if pair is None else _brittleness_data(pair),
             "competent": dict(self.competent),
-            "parameters": dict(self.parameters),
+            "parameters": self.parameters and dict(self.parameters),
             "warnings": list(self.warnings),
             "config": dict(self.config),
             "versions": dict(self.versions),
@@ -247,6 +247,30 @@ class Robustness:
         if self.brittleness is not None:
             lines.append(repr(self.brittleness))
         return "\n".join([*lines, *(f"Note: {warning}" for warning in self.warnings)])
+
+
+def robustness_of(
+    influences: Mapping[str, Influence], parameters: Mapping[str, int] | None
+) -> Robustness:
+    """What influences alone say: the task as it is, and ablation; no perturbed inputs."""
+    teacher = influences["teacher"]
+    return Robustness(
+        task=teacher.task,
+        metric=teacher.metric,
+        conditions=(CLEAN,),
+        metrics={side: own.clean[None].float() for side, own in influences.items()},
+        tops=None,
+        influences=dict(influences),
+        parameters=parameters,
+        warnings=(),
+        config={
+            **{side: influences[side].model for side in _SIDES},
+            "n": len(teacher.clean),
+            "variants": [],
+            "noise": [],
+        },
+        versions=versions(),
+    )
 
 
 def load_robustness(directory: str | Path) -> Robustness:

@@ -1,10 +1,12 @@
 """A comparison on disk: comparison.json (texts and single numbers) and comparison.safetensors.
 
-The JSON file is written last and names the schema; without it there is no comparison.
+Beside them lie the files of its parts: robustness.*, and where details were measured
+swaps.safetensors and roles_*.safetensors. The JSON file of the comparison is written last, names
+the schema and says which parts there are; without it there is no comparison.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,10 @@ from safetensors.torch import load
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from circuitkd.circuits._role_result import HeadRoles
 from circuitkd.circuits.influence_result import Influence
+from circuitkd.compare._robustness_result import load_robustness
+from circuitkd.compare._swap_result import SwapTest
 from circuitkd.compare.alignment import Alignment
 from circuitkd.compare.evidence import Null, Reference
 from circuitkd.errors import InputError
@@ -27,12 +32,13 @@ if TYPE_CHECKING:
 
 SCHEMA = "circuitkd.comparison/2"
 _TEXTS, _NUMBERS = "comparison.json", "comparison.safetensors"
+_SWAPS, _ROLES = "swaps.safetensors", "roles_{side}.safetensors"
 _TABLES = ("similarity", "similarity_low", "similarity_high", "paper_similarity", "plan")
 _ABOUT_INFLUENCE = ("model", "task", "variant", "bos", "ablation", "metric")
 
 
 def save(result: "Comparison", directory: Path) -> None:
-    """Write both files."""
+    """Write all files."""
     influences = result.influences
     texts = {
         "schema": SCHEMA,
@@ -42,6 +48,8 @@ def save(result: "Comparison", directory: Path) -> None:
         "warnings": list(result.warnings),
         "config": dict(result.config),
         "versions": dict(result.versions),
+        "swaps": result.swaps is not None,
+        "roles": list(result.roles or ()),
     }
     tensors: dict[str, Tensor] = {}
     for side, influence in influences.items():
@@ -51,6 +59,11 @@ def save(result: "Comparison", directory: Path) -> None:
         if (table := getattr(result, name)) is not None:
             tensors[name] = torch.tensor(table.to_numpy()).contiguous()
     write_atomically(directory / _NUMBERS, to_bytes(tensors))
+    replace(result.robustness, influences=None).save(directory)
+    if result.swaps is not None:
+        result.swaps.save(directory / _SWAPS)
+    for side, roles in (result.roles or {}).items():
+        roles.save(directory / _ROLES.format(side=side))
     write_atomically(directory / _TEXTS, (json.dumps(texts, indent=2) + "\n").encode())
 
 
@@ -75,7 +88,11 @@ def load_fields(directory: Path) -> dict[str, Any]:
         else None
         for name in _TABLES
     }
+    roles = {side: HeadRoles.load(directory / _ROLES.format(side=side)) for side in texts["roles"]}
     return {
+        "robustness": replace(load_robustness(directory), influences=influences),
+        "swaps": SwapTest.load(directory / _SWAPS) if texts["swaps"] else None,
+        "roles": roles or None,
         "alignments": {name: _alignment(about) for name, about in texts["alignments"].items()},
         "chance_similarity": texts["chance_similarity"],
         "influences": influences,

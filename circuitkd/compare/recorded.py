@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from circuitkd.circuits.activations import Components
 from circuitkd.circuits.influence_result import Influence, shares
+from circuitkd.compare._robustness_result import robustness_of
 from circuitkd.compare._warnings import NO_PAPER, competence_warnings, sample_warnings
 from circuitkd.compare.alignment import (
     Alignment,
@@ -33,6 +34,7 @@ from circuitkd.compare.similarity import (
     ComponentSimilarity,
     component_similarity,
     paper_similarity,
+    resampled_similarity,
     same_kind,
 )
 from circuitkd.metrics import bootstrap_weights, percentile_interval
@@ -48,21 +50,25 @@ def compare_recorded(
     config: Mapping[str, Any],
     warnings: Sequence[str] = (),
     *,
+    parameters: Mapping[str, int] | None = None,
     random_students: Iterable[RandomStudent] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """The comparison of two models whose influences and components have been measured.
 
-    ``config`` needs ``seed``, ``draws``, ``null_draws``, ``preset`` and ``positions`` (``all`` or
-    ``labelled``); the rest of it is kept as it is. ``random_students`` are influences and
-    components of randomly initialised students on the same prompts, the floor; they are asked for
-    one by one, so that only one need be there at a time.
+    ``config`` needs ``seed``, ``draws``, ``null_draws``, ``measure``, ``preset`` and ``positions``
+    (``all`` or ``labelled``); the rest of it is kept as it is. ``parameters``: how many each model
+    has, for the slopes of the brittleness. ``random_students`` are influences and components of
+    randomly initialised students on the same prompts, the floor; they are asked for one by one, so
+    that only one need be there at a time.
     """
     effects = tuple(influences[side].effects.double().numpy() for side in ("teacher", "student"))
     weights = _weights(len(effects[0]), config["draws"], config["seed"])
-    similarity = component_similarity(*components, weights, progress=progress)
-    _, plan = transport_alignment(*(shares(e.mean(0)) for e in effects), similarity.value)
-    random = tuple(_random(components[0], *student) for student in random_students)
+    measure = config["measure"]
+    similarity = resampled_similarity(*components, weights, measure, progress)
+    p, q = (shares(effect.mean(0)) for effect in effects)
+    _, plan = transport_alignment(p, q, similarity.value)
+    random = tuple(_random(components[0], *student, measure) for student in random_students)
     evidence = _Evidence(effects, components, weights, config, random, progress)
     alignments = dict(evidence.alignments(similarity))
     paper = evidence.paper_table
@@ -84,6 +90,7 @@ def compare_recorded(
         chance_similarity=chance_similarity(
             effects[0].mean(0), [(student.effect, student.similarity) for student in random]
         ),
+        robustness=robustness_of(influences, parameters),
         warnings=(
             *competence_warnings(influences),
             *sample_warnings(len(effects[0]), config),
@@ -104,10 +111,12 @@ class _Random:
     paper: Float[np.ndarray, "teacher student"] | None
 
 
-def _random(teacher: Components, influence: Influence, student: Components) -> _Random:
+def _random(
+    teacher: Components, influence: Influence, student: Components, measure: str
+) -> _Random:
     return _Random(
         influence.effects.double().numpy().mean(0),
-        component_similarity(teacher, student).value,
+        component_similarity(teacher, student, measure=measure).value,
         _paper_table(teacher, student),
     )
 
@@ -160,7 +169,7 @@ class _Evidence:
 
     def _methods(self, similarity: ComponentSimilarity) -> Iterator[_Method]:
         teacher = self.components[0]
-        own = component_similarity(teacher, teacher).value
+        own = component_similarity(teacher, teacher, measure=self.config["measure"]).value
         random = [r.similarity for r in self.random]
         kinds, own_kinds = same_kind(*self.components), same_kind(teacher, teacher)
         ours = (similarity.value, similarity.draws, own)

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from circuitkd.circuits._role_result import HeadRoles
 from circuitkd.circuits.influence_result import Influence
 from circuitkd.compare import _report, _storage
+from circuitkd.compare._robustness_result import Robustness
+from circuitkd.compare._swap_result import SwapTest
 from circuitkd.compare.alignment import Alignment
 from circuitkd.compare.matching import (
     Restructuring,
@@ -62,9 +65,13 @@ class Comparison:
         plan: the transport plan, teacher nodes × student nodes; sums to 1.
         chance_similarity: the similarity that 95 % of the teacher's influence does not exceed when
             it is moved to randomly initialised students; ``None`` where none was measured.
+        robustness: what single ablations cost each model (``robustness.brittleness``) and, where
+            details were asked for, how both behave on perturbed inputs.
         warnings: what a reader of the numbers must know, in words.
         config: the arguments it was made with.
         versions: of circuitkd and what it builds on.
+        roles: ``HeadRoles`` of ``"teacher"`` and ``"student"``, where details were asked for.
+        swaps: the swap test of the strongest matches, likewise.
     """
 
     alignments: Mapping[str, Alignment]
@@ -75,9 +82,12 @@ class Comparison:
     paper_similarity: pd.DataFrame | None
     plan: pd.DataFrame
     chance_similarity: float | None
+    robustness: Robustness
     warnings: tuple[str, ...]
     config: Mapping[str, Any]
     versions: Mapping[str, str]
+    roles: Mapping[str, HeadRoles] | None = None
+    swaps: SwapTest | None = None
 
     @property
     def alignment(self) -> Alignment:
@@ -99,12 +109,15 @@ class Comparison:
         """Matched pairs, most mass first: by transport, or by the paper's rule in preset ``paper``.
 
         Columns: teacher, student, kind, similarity (with similarity_low and similarity_high where
-        it was resampled), mass, teacher_share, student_share. Mass that moves at a similarity below
-        the threshold of ``restructuring`` is no match but a loss.
+        it was resampled), mass, teacher_share, student_share; where there is a swap test also
+        survived and verified, missing for pairs that it did not test. Mass that moves at a
+        similarity below the threshold of ``restructuring`` is no match but a loss.
         """
         if self.config["preset"] == "paper" and self.paper_similarity is not None:
-            return self.matched("argmax", self.paper_similarity)
-        return self.matched("transport")
+            frame = self.matched("argmax", self.paper_similarity)
+        else:
+            frame = self.matched("transport")
+        return frame if self.swaps is None else with_swaps(frame, self.swaps)
 
     def matched(self, method: str, similarity: pd.DataFrame | None = None) -> pd.DataFrame:
         """The pairs of another matching: ``argmax``, ``one-to-one`` or ``transport``."""
@@ -178,6 +191,12 @@ class Comparison:
 
     def __repr__(self) -> str:
         return _report.as_text(self)
+
+
+def with_swaps(matches: pd.DataFrame, swaps: SwapTest) -> pd.DataFrame:
+    """A table of matches with the columns survived and verified of their swap test."""
+    tested = swaps.frame[["teacher", "student", "survived", "verified"]]
+    return matches.merge(tested.astype({"verified": "boolean"}), "left", ["teacher", "student"])
 
 
 def load_comparison(directory: str | Path) -> Comparison:

@@ -12,15 +12,14 @@ out-of-distribution variants and under noise on the embeddings, and how often th
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import PreTrainedModel
 
-from circuitkd.circuits.influence import ABLATIONS, Progress, node_influence
+from circuitkd.circuits.influence import ABLATIONS, node_influence
 from circuitkd.circuits.influence_result import Influence
+from circuitkd.compare._loading import ModelLike, Progress, load_with_progress
 from circuitkd.compare._robustness_brittleness import (
     Brittleness,
     PairedBrittleness,
@@ -33,7 +32,7 @@ from circuitkd.compare._robustness_result import Robustness, load_robustness
 from circuitkd.compare._robustness_statistics import clamped_drops, severity_tail
 from circuitkd.compare._warnings import FEW_PROMPTS, competence_warnings
 from circuitkd.errors import InputError, VocabularyError
-from circuitkd.models import load_model, tokenizer_of
+from circuitkd.models import tokenizer_of
 from circuitkd.prompts import Prompts
 from circuitkd.runs import NO_CHECKPOINT, Checkpoint, ScopedCheckpoint, versions
 from circuitkd.tasks import Task, load_task
@@ -53,7 +52,6 @@ __all__ = [
     "severity_tail",
 ]
 
-ModelLike = str | Path | PreTrainedModel | TransformerBridge
 Pair = tuple[Prompts, Prompts]
 
 NOISE = (0.25, 0.5, 0.75, 1.0)
@@ -68,6 +66,7 @@ def robustness(
     *,
     n: int = 100,
     seed: int = 0,
+    variant: str | None = None,
     variants: Sequence[str] | None = None,
     noise: Sequence[float] = NOISE,
     ablation: str | None = "mean",
@@ -87,8 +86,9 @@ def robustness(
         task: a shipped task's name, a path to a task file, or a ``Task``.
         n: prompts under each condition; the same ones for both models.
         seed: of the prompts and of the noise.
-        variants: out-of-distribution variants of the task; by default all that both tokenizers can
-            pose (what is left out is in ``warnings``).
+        variant: the variant that counts as the task as it is, where that is not the task itself.
+        variants: out-of-distribution variants of the task; by default all others that both
+            tokenizers can pose (what is left out is in ``warnings``).
         noise: standard deviations of Gaussian noise on the embeddings, relative to the root mean
             square of the prompts' token embeddings (see ``Robustness``).
         ablation: of the brittleness part: ``mean``, ``zero``, ``resample``, or ``None`` to leave
@@ -119,17 +119,21 @@ def robustness(
     if influences is not None:
         require_same_prompts(influences)
     task = task if isinstance(task, Task) else load_task(task)
-    for variant in variants or ():
-        task.with_variant(variant)
-    load = partial(_load, progress=progress, device=device, dtype=dtype)
+    for name in (variant, *(variants or ())):
+        task.with_variant(name)
+    load = partial(load_with_progress, progress=progress, device=device, dtype=dtype)
     models = load(teacher), load(student)
     sample = partial(task.sample_pair, *models, n, seed, bos=bos)
-    clean = sample()
-    shifted, notes = _variant_pairs(task, sample, variants, progress)
+    clean = sample(variant=variant)
+    names = [name for name in task.variants if name != variant] if variants is None else variants
+    shifted, notes = _variant_pairs(
+        sample, [*dict.fromkeys(names)], progress, required=variants is not None
+    )
     config = {
         "teacher": str(models[0].cfg.model_name),
         "student": str(models[1].cfg.model_name),
         "task": task.name,
+        "variant": variant,
         "n": n,
         "seed": seed,
         "variants": [*shifted],
@@ -198,31 +202,21 @@ def _check(n: int, noise: Sequence[float], ablation: str | None) -> None:
         raise InputError(f"Each strength of noise must be given once, not {[*noise]}.")
 
 
-def _load(model: ModelLike, progress: Progress | None, **options: Any) -> TransformerBridge:
-    """`load_model` with a sign of life, for what is read from a disk or a network."""
-    if progress is None or not isinstance(model, str | Path):
-        return load_model(model, **options)
-    progress(f"Loading {model}", 0, 0)
-    loaded = load_model(model, **options)
-    progress(f"Loading {model}", 1, 1)
-    return loaded
-
-
 def _variant_pairs(
-    task: Task,
     sample: Callable[..., Pair],
-    variants: Sequence[str] | None,
+    names: Sequence[str],
     progress: Progress | None,
+    *,
+    required: bool,
 ) -> tuple[dict[str, Pair], list[str]]:
-    """The prompts of each variant, and why some were left out; asked for, none is left out."""
+    """The prompts of each variant, and why some were left out; required, none is left out."""
     pairs: dict[str, Pair] = {}
     notes = []
-    names = [*task.variants] if variants is None else [*dict.fromkeys(variants)]
     for number, name in enumerate(names):
         try:
             pairs[name] = sample(variant=name)
         except VocabularyError as error:
-            if variants is not None:
+            if required:
                 raise
             notes.append(f"The variant {name} is left out: {error}")
         if progress is not None:

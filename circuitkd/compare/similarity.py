@@ -83,6 +83,7 @@ from circuitkd.nodes import NodeKind
 __all__ = [
     "COMPONENT_MEASURES",
     "MEASURES",
+    "RECORDED_MEASURES",
     "ComponentSimilarity",
     "Measure",
     "check_recordings",
@@ -91,6 +92,14 @@ __all__ = [
     "same_kind",
     "similarity",
 ]
+
+
+RECORDED_MEASURES = tuple(
+    name for name in COMPONENT_MEASURES if name not in ("qk_circuit", "ov_circuit")
+)
+"""The measures of components that need nothing but recordings."""
+
+_RESAMPLED = ("default", "cka", "attention_correlation", "attention_cosine")
 
 
 def similarity(x: ArrayLike | Tensor, y: ArrayLike | Tensor, measure: str = "cka") -> float:
@@ -219,6 +228,21 @@ def _fill(result: ComponentSimilarity, where: tuple[np.ndarray, ...], block: Blo
         result.draws[:, where[0], where[1]] = block.draws
     if block.chance is not None:
         result.chance[where] = block.chance
+
+
+def resampled_similarity(
+    teacher: Components,
+    student: Components,
+    weights: Real[np.ndarray, "draw prompt"],
+    measure: str,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> ComponentSimilarity:
+    """`component_similarity`, its draws those of ``value`` where a measure cannot be resampled."""
+    if measure in _RESAMPLED:
+        return component_similarity(teacher, student, weights, measure=measure, progress=progress)
+    found = component_similarity(teacher, student, measure=measure, progress=progress)
+    same = np.broadcast_to(found.value.astype(np.float32), (len(weights), *found.value.shape))
+    return ComponentSimilarity(found.value, same, found.chance)
 
 
 def paper_similarity(

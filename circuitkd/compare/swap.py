@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -135,9 +136,21 @@ def swap_test(
 
 
 def strongest_matches(comparison: "Comparison", top: int = 10) -> list[Match]:
-    """The pairs of one kind that carry the most influence in a comparison, strongest first."""
-    rows = comparison.matches.to_dict("records")
-    pairs = [(Node.parse(row["teacher"]), Node.parse(row["student"])) for row in rows]
+    """The matches that carry the most influence in a comparison, strongest first.
+
+    Pairs that are no more alike than chance are losses, not matches.
+    """
+    matches = comparison.matches
+    alike = matches.loc[matches["similarity"] >= comparison.restructuring.threshold]
+    return pairs_of(alike, top)
+
+
+def pairs_of(matches: pd.DataFrame, top: int) -> list[Match]:
+    """The first pairs of one kind in a table of matches."""
+    pairs = [
+        (Node.parse(ours), Node.parse(theirs))
+        for ours, theirs in zip(matches["teacher"], matches["student"], strict=True)
+    ]
     return [pair for pair in pairs if pair[0].kind == pair[1].kind][:top]
 
 

@@ -19,6 +19,7 @@ CONFIG = {
     "seed": 0,
     "draws": 20,
     "null_draws": 0,
+    "measure": "default",
     "preset": "default",
     "positions": "all",
     "task": "random",

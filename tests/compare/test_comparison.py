@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ from circuitkd.errors import InputError, TaskError
 from circuitkd.models import load_model
 from circuitkd.runs import MemoryCheckpoint
 
-FEW = {"null_draws": 50, "random_students": 1}
+FEW: dict[str, Any] = {"null_draws": 50, "random_students": 1}
 
 
 def effects_on(n_nodes: int, **influence: float) -> torch.Tensor:
@@ -308,6 +309,9 @@ def test_json_has_exactly_the_documented_keys(result: Comparison) -> None:
         "merges",
         "splits",
         "drops",
+        "robustness",
+        "roles",
+        "swaps",
         "warnings",
         "config",
         "versions",
@@ -466,6 +470,7 @@ def test_preset_paper_takes_the_papers_settings(models) -> None:
         ({"n": 7}, "n=7 is too few"),
         ({"ablation": "median"}, "choose one of mean, zero, resample"),
         ({"preset": "mine"}, "choose one of default, paper"),
+        ({"measure": "qk_circuit"}, "choose one of default, cka"),
         ({"draws": -1}, "cannot be negative"),
     ],
 )

@@ -1,6 +1,7 @@
 """Null, ceiling and floor: what an alignment is measured against."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ class TestNull:
         """Shares 0.9, 0.1: half of all shuffles agree (alignment 1), half do not (0.2)."""
         effect = np.array([-9.0, -1.0])
         null = shuffled_null(
-            transport_score, effect, effect, np.eye(2), (["head"] * 2,) * 2, draws=4000
+            transport_score, effect, effect, np.eye(2), (["head"] * 2, ["head"] * 2), draws=4000
         )
         assert null.mean == pytest.approx(0.6, abs=0.03)
         assert null.sd == pytest.approx(0.4, abs=0.01)
@@ -147,7 +148,7 @@ class TestFloor:
 
 class TestCalibration:
     def test_floor_is_zero_and_ceiling_one(self) -> None:
-        ends = {"ceiling": Reference(0.9, 0.9, 0.9, 1), "floor": Reference(0.1, 0.1, 0.1, 1)}
+        ends: Any = {"ceiling": Reference(0.9, 0.9, 0.9, 1), "floor": Reference(0.1, 0.1, 0.1, 1)}
         for value, expected in ((0.1, 0), (0.9, 1), (0.5, 0.5), (1.0, 1.125)):
             found = Alignment(value, value, value + 0.08, "transport", 10, **ends)
             assert found.calibrated == pytest.approx(expected)

@@ -1,6 +1,8 @@
 """Matchings against brute force and a general solver; merges, splits and drops from known plans."""
 
+import json
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from circuitkd.compare.matching import match, matches_frame, restructuring
 from circuitkd.errors import InputError
 from circuitkd.nodes import Node, component_nodes
 
+DATA = Path(__file__).parent.parent / "data"
 HEADS = tuple(Node.attention_head(0, k) for k in range(4))
 
 
@@ -149,3 +152,24 @@ def test_matches_are_listed_by_mass() -> None:
     np.testing.assert_allclose(frame["similarity"], [0.8, 0.5, 0.0])
     np.testing.assert_allclose(frame["teacher_share"], [0.7, 0.3, 0.3])
     np.testing.assert_allclose(frame["student_share"], [0.8, 0.2, 0.8])
+
+
+def test_the_published_merge_of_gpt2s_mlps() -> None:
+    """MLPs 9 and 10 of GPT-2 go into MLP 4 of DistilGPT2, by the similarities that were recorded.
+
+    Influences were not recorded for MLPs alone: all count alike here. Pairs that nobody measured
+    have 0.
+    """
+    cosines = json.loads((DATA / "gpt2_mlp_token_cosines.json").read_text())["cosines"]
+    s = np.zeros((5, 3))
+    for pair, value in cosines.items():
+        teacher, student = map(int, pair.split(","))
+        s[teacher - 7, student - 3] = value
+    nodes = [tuple(Node("mlp", layer, None) for layer in layers) for layers in ((7, 8, 9, 10, 11),
+             (3, 4, 5))]  # fmt: skip
+    plan = match(np.full(5, 0.2), np.full(3, 1 / 3), s)
+    found = restructuring(plan, s, *nodes)
+    merged = dict(zip(found.merges["student"], found.merges["teachers"], strict=True))
+    assert {"m9", "m10"} <= set(merged["m4"])
+    alone = match(np.full(5, 0.2), np.full(3, 1 / 3), s, "argmax")
+    assert (alone[:, 1] > 0).sum() == 1  # a matching that takes one teacher each cannot see it
