@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from circuitkd.circuits._formats import read_graph, write_graph
+    from circuitkd.circuits.attention import attention_patterns, ov_circuit, qk_circuit
     from circuitkd.circuits.attribution import EdgeScores, edge_attribution, node_attribution
     from circuitkd.circuits.circuit import Circuit
     from circuitkd.circuits.curves import faithfulness_curve, recovery
@@ -26,9 +27,14 @@ if TYPE_CHECKING:
     from circuitkd.circuits.influence import Influence, node_influence
     from circuitkd.circuits.patching import EdgeEffects, patched_run, path_patching
     from circuitkd.circuits.pruning import prune_nodes, threshold_sweep
+    from circuitkd.circuits.roles import HeadRoles, head_roles
     from circuitkd.compare.alignment import paper_alignment, transport_alignment
     from circuitkd.compare.comparison import Comparison, compare, load_comparison
+    from circuitkd.compare.lineage import lineage_accuracy
+    from circuitkd.compare.residual_pca import residual_pca
+    from circuitkd.compare.robustness import Robustness, load_robustness, robustness
     from circuitkd.compare.similarity import similarity
+    from circuitkd.compare.swap import SwapTest, swap_test
     from circuitkd.errors import CircuitKDError
     from circuitkd.models import load_model
     from circuitkd.nodes import Node
@@ -43,31 +49,43 @@ _HOME_OF = {
     "Edge": "circuitkd.circuits.edges",
     "EdgeEffects": "circuitkd.circuits.patching",
     "EdgeScores": "circuitkd.circuits.attribution",
+    "HeadRoles": "circuitkd.circuits.roles",
     "Influence": "circuitkd.circuits.influence",
     "Node": "circuitkd.nodes",
     "PromptGroup": "circuitkd.prompts",
     "Prompts": "circuitkd.prompts",
     "Receiver": "circuitkd.circuits.edges",
+    "Robustness": "circuitkd.compare.robustness",
+    "SwapTest": "circuitkd.compare.swap",
     "Task": "circuitkd.tasks",
+    "attention_patterns": "circuitkd.circuits.attention",
     "edge_attribution": "circuitkd.circuits.attribution",
     "edge_threshold_sweep": "circuitkd.circuits.edge_pruning",
     "evaluate_circuit": "circuitkd.circuits.evaluation",
     "faithfulness_curve": "circuitkd.circuits.curves",
     "find_circuit": "circuitkd.circuits.discovery",
+    "head_roles": "circuitkd.circuits.roles",
     "hypothesis_tests": "circuitkd.circuits.hypothesis_tests",
+    "lineage_accuracy": "circuitkd.compare.lineage",
     "load_comparison": "circuitkd.compare.comparison",
     "load_model": "circuitkd.models",
+    "load_robustness": "circuitkd.compare.robustness",
     "load_task": "circuitkd.tasks",
     "node_attribution": "circuitkd.circuits.attribution",
     "node_influence": "circuitkd.circuits.influence",
+    "ov_circuit": "circuitkd.circuits.attention",
     "paper_alignment": "circuitkd.compare.alignment",
     "patched_run": "circuitkd.circuits.patching",
     "path_patching": "circuitkd.circuits.patching",
     "prune_edges": "circuitkd.circuits.edge_pruning",
     "prune_nodes": "circuitkd.circuits.pruning",
+    "qk_circuit": "circuitkd.circuits.attention",
     "read_graph": "circuitkd.circuits._formats",
     "recovery": "circuitkd.circuits.curves",
+    "residual_pca": "circuitkd.compare.residual_pca",
+    "robustness": "circuitkd.compare.robustness",
     "similarity": "circuitkd.compare.similarity",
+    "swap_test": "circuitkd.compare.swap",
     "task_names": "circuitkd.tasks",
     "threshold_sweep": "circuitkd.circuits.pruning",
     "transport_alignment": "circuitkd.compare.alignment",
@@ -82,33 +100,45 @@ __all__ = [
     "Edge",
     "EdgeEffects",
     "EdgeScores",
+    "HeadRoles",
     "Influence",
     "Node",
     "PromptGroup",
     "Prompts",
     "Receiver",
+    "Robustness",
+    "SwapTest",
     "Task",
     "__version__",
+    "attention_patterns",
     "compare",
     "edge_attribution",
     "edge_threshold_sweep",
     "evaluate_circuit",
     "faithfulness_curve",
     "find_circuit",
+    "head_roles",
     "hypothesis_tests",
+    "lineage_accuracy",
     "load_comparison",
     "load_model",
+    "load_robustness",
     "load_task",
     "node_attribution",
     "node_influence",
+    "ov_circuit",
     "paper_alignment",
     "patched_run",
     "path_patching",
     "prune_edges",
     "prune_nodes",
+    "qk_circuit",
     "read_graph",
     "recovery",
+    "residual_pca",
+    "robustness",
     "similarity",
+    "swap_test",
     "task_names",
     "threshold_sweep",
     "transport_alignment",

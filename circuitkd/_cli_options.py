@@ -5,6 +5,12 @@ from typing import Annotated
 
 import typer
 
+Teacher = Annotated[
+    str, typer.Option(help="A bundled model, a directory, or a hub id.", metavar="MODEL")
+]
+Student = Annotated[
+    str, typer.Option(help="Likewise; read with its own tokenizer.", metavar="MODEL")
+]
 Task = Annotated[str, typer.Option(help="A shipped task, or a task file (.yaml).", metavar="TASK")]
 N = Annotated[int, typer.Option("-n", help="Number of prompts, at least 8.")]
 Variant = Annotated[

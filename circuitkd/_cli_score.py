@@ -45,6 +45,7 @@ class ScoreOptions:
     variant: str | None
     bos: str
     random_students: int
+    details: bool
     device: str
     dtype: str
 
@@ -54,7 +55,6 @@ def run_score(
     *,
     out: Path | None,
     as_json: bool,
-    details: bool,
     threads: int | None,
     batch_size: int | None,
 ) -> None:
@@ -76,7 +76,7 @@ def run_score(
             result = _compare(options, task, run, batch_size, progress)
             if run is not None:
                 result.save(run.path)
-    _print(result, as_json, details)
+    _print(result, as_json, options.details)
     if out is not None:
         tell("Saved", f"{out}/", "bold")
 
@@ -101,6 +101,7 @@ def _compare(
         bos=options.bos,
         variant=options.variant,
         random_students=options.random_students,
+        details=options.details,
         batch_size=batch_size,
         device=options.device,
         dtype=options.dtype,

@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from circuitkd._printing_pieces import plain_table, rows_of
 from circuitkd.circuits.edges import Edge
 from circuitkd.metrics import accuracy_interval
 from circuitkd.nodes import Node
-from circuitkd.printing import plain_table, rows_of
 
 if TYPE_CHECKING:
     from circuitkd.circuits.circuit import Circuit, Score

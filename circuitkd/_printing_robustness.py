@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from circuitkd.printing import STUDENT, TEACHER, plain_table, rows_of
+from circuitkd._printing_pieces import INTERVALS, STUDENT, TEACHER, plain_table, rows_of
 
 if TYPE_CHECKING:
     from circuitkd.compare.robustness import PairedBrittleness, Robustness
@@ -25,9 +25,15 @@ _ENDS = ("prompts_low", "prompts_high")
 
 def robustness_view(result: "Robustness") -> RenderableType:
     """Behaviour under perturbed inputs, and what single ablations cost."""
-    parts: list[RenderableType] = [
-        _headline(result),
-        "",
+    parts: list[RenderableType] = [_headline(result), "", *behaviour_lines(result)]
+    if result.brittleness is not None:
+        parts += ["", *brittleness_lines(result.brittleness)]
+    return Group(*parts, "", INTERVALS)
+
+
+def behaviour_lines(result: "Robustness") -> list[RenderableType]:
+    """Accuracy and metric under each condition."""
+    return [
         Text("right answers (%)", "bold"),
         _accuracy_table(result),
         "",
@@ -35,10 +41,6 @@ def robustness_view(result: "Robustness") -> RenderableType:
         _metric_table(result),
         Text(_meaning(result), "dim"),
     ]
-    if result.brittleness is not None:
-        parts += ["", *_brittleness(result.brittleness)]
-    parts += ["", Text("In brackets: 95 % intervals over prompts.", "dim")]
-    return Group(*parts)
 
 
 def _headline(result: "Robustness") -> Text:
@@ -106,7 +108,8 @@ def _meaning(result: "Robustness") -> str:
     )
 
 
-def _brittleness(pair: "PairedBrittleness") -> list[RenderableType]:
+def brittleness_lines(pair: "PairedBrittleness") -> list[RenderableType]:
+    """What single ablations cost."""
     table = plain_table("", "teacher", "student", "difference")
     both = {row["index"]: row for row in rows_of(pair.frame.reset_index())}
     alone = [
