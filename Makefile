@@ -19,7 +19,7 @@ help:
 	@echo "make test-slow   run the slow part"
 	@echo "make lint types  check style and types"
 	@echo "make bundled     train the bundled teacher and student again"
-	@echo "make benchmarks  measure the speed of influence, attribution and path patching"
+	@echo "make benchmarks  measure the speed of influence, attribution, path patching, evidence"
 	@echo "make clean       remove .venv, caches and build products (not runs/)"
 
 # One thread: for models this small it is as fast as two, and does not collapse on a busy machine.
@@ -54,7 +54,8 @@ bundled: $(INSTALLED)
 
 benchmarks: $(INSTALLED)
 	$(BIN)/python benchmarks/influence.py
-	$(BIN)/python benchmarks/circuits.py
+	$(BIN)/python benchmarks/patching.py
+	$(BIN)/python benchmarks/evidence.py
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis

@@ -1,20 +1,25 @@
 """Does a matching send a student's components back to the teacher components they came from?
 
     python benchmarks/lineage.py [-n 64] [--seed 0] [--threads 1] [--tasks ioi numerals ...]
+    python benchmarks/lineage.py --zoo runs/validity    # and the students that validity.py made
 
 The bundled student began as layers 0 and 2 of the bundled teacher and then learnt its logits. Both
 are compared on every shipped task, the student as it is ("trained") and as it was before training
 ("untrained": the teacher without layers 1 and 3), by every measure of similarity and every
-matching. Also scored: the teacher against itself. Printed as Markdown, in percent: the part that
-goes home, mean over tasks (and range), of heads and of MLPs, weighted by the student's influence
-shares and every component alike; then the default measure task by task.
+matching. Also scored: the teacher against itself, and with ``--zoo`` its students that began as
+teacher layers, in three groups: as they began, trained, and damaged by noise. Printed as Markdown,
+in percent: the part that goes home, mean over tasks and students (and range), of heads and of MLPs,
+weighted by the student's influence shares and every component alike; then the default measure task
+by task.
 """
 
 import argparse
 import copy
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -38,8 +43,9 @@ HEADS_ONLY = ("attention_correlation", "attention_cosine", "attention_js", *CIRC
 
 @dataclass(frozen=True)
 class Model:
-    """A model and the teacher layer that each of its layers came from."""
+    """A model, what it is one of, and the teacher layer that each of its layers came from."""
 
+    group: str
     bridge: TransformerBridge
     layer_map: tuple[int, ...]
 
@@ -59,10 +65,31 @@ def bundled() -> dict[str, Model]:
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     untrained = ckd.load_model(with_layers(network, KEPT), tokenizer=tokenizer)
     return {
-        "itself": Model(ckd.load_model("tiny-teacher"), tuple(range(network.config.n_layer))),
-        "untrained": Model(untrained, KEPT),
-        "trained": Model(ckd.load_model("tiny-student"), KEPT),
+        "itself": Model(
+            "itself", ckd.load_model("tiny-teacher"), tuple(range(network.config.n_layer))
+        ),
+        "untrained": Model("untrained", untrained, KEPT),
+        "trained": Model("trained", ckd.load_model("tiny-student"), KEPT),
     }
+
+
+def from_zoo(folder: Path) -> dict[str, Model]:
+    """The students of ``validity.py --out folder`` that kept layers of the teacher."""
+    found = {}
+    for file in sorted((folder / "students").glob("[!.]*/recipe.json")):
+        recipe = json.loads(file.read_text())
+        if recipe["start"] == "random":
+            continue
+        group = _stage(recipe)
+        layers = tuple(recipe["layers"])
+        found[file.parent.name] = Model(f"zoo, {group}", ckd.load_model(file.parent), layers)
+    return found
+
+
+def _stage(recipe: dict[str, object]) -> str:
+    if recipe["noise"]:
+        return "damaged"
+    return "trained" if recipe["steps"] or recipe["start"] == "bundled" else "untrained"
 
 
 def with_layers(network: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
@@ -112,7 +139,7 @@ def scored(task: str, models: dict[str, Model], n: int, seed: int) -> Iterator[p
             )
             if measure in HEADS_ONLY:
                 frame = frame.query("kind == 'head'")
-            yield frame.assign(task=task, student=name, measure=measure)
+            yield frame.assign(task=task, student=name, group=models[name].group, measure=measure)
 
 
 def percent(values: pd.Series) -> str:
@@ -124,10 +151,10 @@ def least(frame: pd.DataFrame) -> float:
     return 100 * float(min(frame.accuracy.min(), frame.weighted.min()))
 
 
-def overview(frame: pd.DataFrame, student: str, column: str) -> str:
+def overview(frame: pd.DataFrame, group: str, column: str) -> str:
     """Markdown: a row for each measure; heads and MLPs under each matching."""
     cells = [(kind, matching) for kind in ("head", "mlp") for matching in MATCHINGS]
-    part = frame.query("student == @student")
+    part = frame.query("group == @group")
 
     def line(name: str, rows: pd.DataFrame, column: str) -> str:
         texts = []
@@ -168,12 +195,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tasks", nargs="*")
+    parser.add_argument("--zoo", type=Path, help="what benchmarks/validity.py made")
     parser.add_argument("--csv", help="also write every number there")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     start = time.perf_counter()
     tasks = arguments.tasks or ckd.task_names()
-    models = bundled()
+    models = bundled() | (from_zoo(arguments.zoo) if arguments.zoo else {})
     frames = [f for task in tasks for f in scored(task, models, arguments.n, arguments.seed)]
     frame = pd.concat(frames, ignore_index=True)
     if arguments.csv:
@@ -184,11 +212,12 @@ def main() -> None:
     )
     own = frame.query("student == 'itself'")
     print(f"The teacher against itself: every measure and matching at least {least(own):.0f} %.\n")
-    for student in ("untrained", "trained"):
-        print(f"### {student}: % that goes home, weighted by influence\n")
-        print(overview(frame, student, "weighted") + "\n")
-        print(f"### {student}: % that goes home, every component alike\n")
-        print(overview(frame, student, "accuracy") + "\n")
+    for group in frame.group[frame.group != "itself"].unique():
+        of = frame.query("group == @group").student.nunique()
+        print(f"### {group} ({of}): % that goes home, weighted by influence\n")
+        print(overview(frame, group, "weighted") + "\n")
+        print(f"### {group} ({of}): % that goes home, every component alike\n")
+        print(overview(frame, group, "accuracy") + "\n")
     for student in ("untrained", "trained"):
         print(f"### {student}, default measure, heads and MLPs, task by task\n")
         print(by_task(frame, student) + "\n")

@@ -1,4 +1,4 @@
-"""Edge attribution and path patching by plain hooks: what circuits.py measures against."""
+"""Edge attribution and path patching by plain hooks: what patching.py measures against."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-CIRCUITS = Path(__file__).parents[1] / "benchmarks" / "circuits.py"
+PATCHING = Path(__file__).parents[1] / "benchmarks" / "patching.py"
 
 
 @pytest.mark.slow
 def test_the_circuit_benchmark_runs_and_finds_equal_results() -> None:
-    command = [sys.executable, str(CIRCUITS), "--quick", "--threads", "1", "--rounds", "1"]
+    command = [sys.executable, str(PATCHING), "--quick", "--threads", "1", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]

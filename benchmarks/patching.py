@@ -1,6 +1,6 @@
 """Speed and memory of edge attribution and path patching, as ratios measured in one run.
 
-    python benchmarks/circuits.py [--threads 2] [--rounds 2] [--quick]
+    python benchmarks/patching.py [--threads 2] [--rounds 2] [--quick]
 
 On random models of GPT-2 small's width, prompts of 23 tokens, ablation ``corrupted``:
 
