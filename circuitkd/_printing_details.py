@@ -41,14 +41,17 @@ def details_lines(result: "Comparison") -> list[RenderableType]:
 
 def _evidence(result: "Comparison") -> list[RenderableType]:
     """Every alignment with its evidence, and how concentrated influence is."""
-    table = plain_table("alignment", "value", "null", "z", "p", "floor", "ceiling", "calibrated")
+    table = plain_table("alignment", "value", "null", "z", "p", "floor,\nceiling", "calibrated")
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for name, found in result.alignments.items():
-        null, ends = found.null, (found.floor, found.ceiling)
+        null = found.null
+        ends = ["–" if end is None else f"{end.value:.2f}" for end in (found.floor, found.ceiling)]
         table.add_row(
             name,
             interval_text(found.value, found.low, found.high),
             *(("–",) * 3 if null is None else _null_cells(null)),
-            *("–" if end is None else f"{end.value:.2f}" for end in ends),
+            ", ".join(ends),
             "–" if found.calibrated is None else f"{found.calibrated:.2f}",
         )
     spread = plain_table("influence", "components", "effective number", "Gini")
@@ -83,8 +86,10 @@ def _holders(roles: "HeadRoles", role: str) -> str:
 
 def _swaps(swaps: "SwapTest") -> list[RenderableType]:
     """What is left of the teacher's metric with the student's component in the place of its own."""
-    damage = f"ablated costs ({swaps.unit})"
-    table = plain_table("teacher", "student", damage, "survives (%)", "random (%)", "beaten", "")
+    table = plain_table(
+        "teacher", "student", f"ablated costs\n({swaps.unit})", "survives\n(%)", "random\n(%)",
+        "beaten", "",
+    )  # fmt: skip
     for row, match in zip(rows_of(swaps.frame), swaps.matches, strict=True):
         tested = row["survived"] == row["survived"]
         table.add_row(

@@ -55,7 +55,7 @@ def _swap_text(row: dict[str, Any]) -> Text:
     if pd.isna(row["verified"]):
         return Text("not tested", "dim")
     if pd.isna(row["survived"]):
-        return Text("no effect to restore", "dim")
+        return Text("no effect", "dim")
     verified = (", verified", "green") if row["verified"] else ""
     return Text.assemble(f"{100 * row['survived']:.0f} %", verified)
 

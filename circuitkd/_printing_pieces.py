@@ -36,10 +36,12 @@ def interval_text(value: float, low: float | None, high: float | None) -> str:
 def percent_text(share: float) -> str:
     """A share as people read it; a small one is not called zero.
 
-    >>> percent_text(0.123), percent_text(1.0), percent_text(0.002)
-    ('12 %', '100 %', '0.2 %')
+    >>> percent_text(0.123), percent_text(1.0), percent_text(0.002), percent_text(0.0002)
+    ('12 %', '100 %', '0.2 %', '<0.1 %')
     """
     percent = 100 * share
+    if 0 < percent < 0.05:
+        return "<0.1 %"
     return f"{percent:.1f} %" if 0 < percent < 0.95 else f"{percent:.0f} %"
 
 

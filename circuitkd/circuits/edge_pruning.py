@@ -1,6 +1,6 @@
 """Edge pruning: greedy from the outputs backward (ACDC), or the top edges by attribution."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Protocol, runtime_checkable
@@ -259,8 +259,9 @@ class _Acdc:
     def run(self) -> dict[Edge, float]:
         kept: dict[Edge, float] = {}
         heard = {Node("logits")}
-        layout, done, total = self.sizes.layout, 0, int((~self.mask).sum())
-        for row, receiver in reversed(list(enumerate(layout.receivers))):
+        receivers = list(enumerate(self.sizes.layout.receivers))
+        done, total = 0, sum(len(self._open(receiver, row)) for row, receiver in receivers)
+        for row, receiver in reversed(receivers):
             listened = heard.intersection(self.sizes.receiving(receiver))
             for edge, column in self._candidates(receiver, row):
                 if not listened:
@@ -273,18 +274,20 @@ class _Acdc:
                     self.progress("Pruning edges", done, total)
         return kept
 
-    def _candidates(self, receiver: Receiver, row: int) -> Iterator[tuple[Edge, int]]:
+    def _open(self, receiver: Receiver, row: int) -> list[tuple[Edge, int]]:
+        """The edges into a receiver that are not patched, each with its column in the mask."""
         senders = self.sizes.layout.senders[: self.sizes.layout.n_before(receiver)]
-        open_edges = [
+        return [
             (Edge(sender, receiver), column)
             for column, sender in enumerate(senders)
             if not self.mask[row, column]
         ]
+
+    def _candidates(self, receiver: Receiver, row: int) -> list[tuple[Edge, int]]:
         scores = self.scores
         if scores is None:
-            yield from reversed(open_edges)
-        else:
-            yield from sorted(open_edges, key=lambda pair: abs(scores.get(pair[0], 0.0)))
+            return self._open(receiver, row)[::-1]
+        return sorted(self._open(receiver, row), key=lambda pair: abs(scores.get(pair[0], 0.0)))
 
     def _tested(self, row: int, column: int) -> float | None:
         """The effect of patching an edge that is worth keeping; else it stays patched."""

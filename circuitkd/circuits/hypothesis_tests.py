@@ -267,11 +267,11 @@ def _minimality(
 
     base = mean(kept)
     effects = []
-    for done, part in enumerate(ordered):
-        if progress is not None:
-            progress("Testing minimality", done, len(ordered))
+    for done, part in enumerate(ordered, start=1):
         known = measured.get(part)
         effects.append(mean(kept - {part}) - base if known is None else known)
+        if progress is not None:
+            progress("Testing minimality", done, len(ordered))
     others = np.abs(_outside_effects(runs, circuit, draws, rng, mean))
     exceeded = [int((abs(effect) > others).sum()) for effect in effects]
     tested = len(others) > 0

@@ -206,7 +206,7 @@ def effective_number(share: Float[np.ndarray, "component"]) -> float:
     2.0
     """
     squares = float((share**2).sum())
-    return share.sum() ** 2 / squares if squares else 0.0
+    return float(share.sum()) ** 2 / squares if squares else 0.0
 
 
 def matches_frame(

@@ -226,16 +226,18 @@ def test_wrong_input_is_told_before_the_parts_are_left_out() -> None:
 
 def test_progress_counts_every_part_that_is_left_out() -> None:
     model = random_bridge("gpt2", layers=2)
-    seen: list[tuple[int, int]] = []
+    seen: dict[str, list[tuple[int, int]]] = {}
     circuit = some_circuit(model)
     evaluate_circuit(
         model,
         some_prompts(model),
         circuit,
-        progress=lambda stage, done, total: seen.append((done, total)),
+        progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total)),
     )
     parts = len(circuit.nodes) + len(circuit.edges or ())
-    assert seen == [(n, parts) for n in range(1, parts + 1)]
+    counted = [(n, parts) for n in range(1, parts + 1)]
+    assert seen["Leaving out parts"] == counted
+    assert seen["Testing minimality"] == counted
 
 
 # ---------------------------------------------------------------------- curves

@@ -396,5 +396,5 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert again.matches == found.matches
     assert again.controls == found.controls
     assert again.frame.equals(found.frame)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no saved result"):
         SwapTest.load(tmp_path / "none")
