@@ -60,12 +60,11 @@ def main() -> None:
     influences = {side: node_influence(model, prompts) for side, model in models.items()}
     components = tuple(record_components(model, prompts, places) for model in models.values())
     measured = time.perf_counter()
-    compare_recorded(influences, (components[0], components[1]), CONFIG)
-    done = time.perf_counter()
-
-    a, b = measured - start, done - measured
+    a = measured - start
     print(f"{options.n} prompts of {LENGTH} tokens, {options.threads} threads")
-    print(f"(a) influences and components  {a:6.1f} s")
+    print(f"(a) influences and components  {a:6.1f} s", flush=True)
+    compare_recorded(influences, (components[0], components[1]), CONFIG)
+    b = time.perf_counter() - measured
     print(f"(b) all evidence               {b:6.1f} s    b / a = {b / a:.2f}")
 
 

@@ -8,6 +8,7 @@ destroys it, and the sign of an eigenvector, which means nothing, decides the nu
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.linalg
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
@@ -21,7 +22,9 @@ def top_directions(x: Float[np.ndarray, "row feature"]) -> Float[np.ndarray, "di
     """The top three right singular vectors of XᵀX, each with its largest entry positive."""
     if min(x.shape) < DIRECTIONS:
         raise InputError(f"paper_mlp needs at least {DIRECTIONS} rows and columns, not {x.shape}.")
-    directions = np.linalg.svd(x.T @ x)[2][:DIRECTIONS]
+    width = x.shape[1]
+    top = (width - DIRECTIONS, width - 1)
+    directions = scipy.linalg.eigh(x.T @ x, subset_by_index=top)[1].T[::-1]  # largest first
     # A singular vector's sign is arbitrary but the measure depends on it: the entry that is largest
     # in size is made positive, so that the number is at least the same on every machine.
     largest = np.abs(directions).argmax(1)
