@@ -156,7 +156,9 @@ class TestScore:
         assert "does not do this task" in result.stderr
 
     @pytest.mark.parametrize("preset", PRESETS)
-    @pytest.mark.parametrize("ablation", ABLATIONS)
+    @pytest.mark.parametrize(
+        "ablation", ["mean", *(pytest.param(a, marks=pytest.mark.slow) for a in ABLATIONS[1:])]
+    )
     def test_every_combination_runs(
         self, small: tuple[str | Path, ...], ablation: str, preset: str
     ) -> None:
@@ -166,7 +168,9 @@ class TestScore:
         assert (found["config"]["ablation"], found["config"]["preset"]) == (ablation, preset)
         assert found["paper_alignment"] is not None
 
-    @pytest.mark.parametrize("ablation", ABLATIONS)
+    @pytest.mark.parametrize(
+        "ablation", ["mean", *(pytest.param(a, marks=pytest.mark.slow) for a in ABLATIONS[1:])]
+    )
     def test_every_ablation_runs_with_a_set_of_answers(self, ablation: str, years: Path) -> None:
         models = ("--teacher", years.parent / "model", "--student", years.parent / "model")
         result = score(*models, "--task", years, "--ablation", ablation, "--json")

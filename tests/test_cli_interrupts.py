@@ -85,7 +85,7 @@ def parts_in(out: Path) -> dict[str, int]:
     return {part.name: part.stat().st_mtime_ns for part in (out / "parts").iterdir()}
 
 
-@pytest.mark.parametrize("parts", [1, 18])
+@pytest.mark.parametrize("parts", [1, pytest.param(18, marks=pytest.mark.slow)])
 def test_a_killed_run_continues_and_ends_like_an_uninterrupted_one(
     tmp_path, arguments, uninterrupted, parts
 ):

@@ -19,7 +19,10 @@ def answer(result: Result) -> dict:
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("method", ["transport", "argmax", "one-to-one"])
+@pytest.mark.parametrize(
+    "method",
+    ["transport", *(pytest.param(m, marks=pytest.mark.slow) for m in ("argmax", "one-to-one"))],
+)
 def test_json_is_what_the_library_matches(method: str) -> None:
     found = answer(call("match", *PAIR, "--method", method, "--measure", "svcca", "--json"))
     expected = compare(
@@ -33,6 +36,7 @@ def test_json_is_what_the_library_matches(method: str) -> None:
         assert row["mass"] == pytest.approx(mass, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_verified_pairs_are_marked(tmp_path: Path) -> None:
     itself = ("--student", "tiny-teacher", "--verify", "--top", "2", "--out", tmp_path / "run")
     result = call("match", *PAIR, *itself)

@@ -104,7 +104,7 @@ def test_out_keeps_what_python_reads(small: Arguments, tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.csv").read_text().startswith(start)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_like_an_uninterrupted_one(
     small: Arguments, tmp_path: Path, parts: int
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_finished_student_is_not_made_again_unless_its_recipe_changed(tmp_path
 # --- what is measured --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_teacher_as_its_own_student_is_perfect():
     row = bench().measure(bench().teacher)
     for name in ("transport", "signed", "cka", "cka_end", "agreement", "correlation"):
@@ -204,6 +205,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_run_writes_every_student_and_a_table(toy: Path):
     result = json.loads((toy / "validity.json").read_text())
     assert [row["student"] for row in result["rows"]["numerals"]] == [r.name for r in toy_zoo()]
@@ -214,6 +216,7 @@ def test_a_run_writes_every_student_and_a_table(toy: Path):
         assert f"| `{recipe.name}` |" in table
 
 
+@pytest.mark.slow
 def test_a_second_run_makes_and_measures_nothing(toy: Path, capsys: pytest.CaptureFixture[str]):
     before = {file: file.stat().st_mtime_ns for file in (toy / "students").rglob("*.*")}
     main(["--quick", "--out", str(toy), "--tasks", "numerals"])
@@ -221,6 +224,7 @@ def test_a_second_run_makes_and_measures_nothing(toy: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.strip() == (toy / "validity.md").read_text().strip()
 
 
+@pytest.mark.slow
 def test_what_is_finished_can_be_reported_alone(toy: Path, tmp_path: Path):
     rows = pd.DataFrame(json.loads((toy / "validity.json").read_text())["rows"]["numerals"])
     assert "n = 7" in correlation_table(rows, "agreement")

@@ -66,6 +66,7 @@ def test_losses_are_not_put_to_the_swap_test(result: Comparison) -> None:
         assert result.similarity.loc[ours.name, theirs.name] >= threshold
 
 
+@pytest.mark.slow
 def test_robustness_is_that_of_the_function(result: Comparison) -> None:
     alone = robustness(*MODELS, "weekdays", n=16, seed=2)
     pd.testing.assert_frame_equal(result.robustness.frame, alone.frame)
@@ -91,6 +92,7 @@ def test_without_details_brittleness_is_there_all_the_same(result: Comparison) -
     assert short.alignment == result.alignment
 
 
+@pytest.mark.slow
 def test_a_variant_is_compared_with_the_other_variants() -> None:
     found = compare(*MODELS, "weekdays", variant="typos", details=True, **QUICK)
     names = [condition.name for condition in found.robustness.conditions]
@@ -107,7 +109,13 @@ def test_what_was_saved_is_what_is_loaded(result: Comparison, tmp_path: Path) ->
     assert again.to_json() == result.to_json()
 
 
-@pytest.mark.parametrize("measure", RECORDED_MEASURES)
+@pytest.mark.parametrize(
+    "measure",
+    [
+        pytest.param(m, marks=[] if m in ("default", "cka") else pytest.mark.slow)
+        for m in RECORDED_MEASURES
+    ],
+)
 def test_every_measure_can_stand_behind_an_alignment(measure: str) -> None:
     """A model against itself is alike by every measure but the paper's."""
     own = compare(

@@ -332,6 +332,7 @@ class TestMap:
 # What goes in and comes out
 
 
+@pytest.mark.slow
 def test_the_strongest_matches_of_a_comparison_are_its_default() -> None:
     models = ckd.load_model("tiny-teacher"), ckd.load_model("tiny-student")
     result = ckd.compare(*models, "weekdays", n=8, draws=0)
