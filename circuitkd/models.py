@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
+from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import (
@@ -36,20 +38,42 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Family:
     """What the engine must know about one family of architectures.
 
-    ``mlp_input`` names the hook, inside a block, whose tensor is all that the MLP's branch reads:
-    cut it to one position and the block's output is right at that position only. The family's
-    blocks add up as ``mid = pre + attention; post = mid + mlp(ln2(mid))``.
+    The family's blocks add up as ``mid = pre + attention(ln1(pre)); post = mid + mlp(ln2(mid))``,
+    or, where both run in parallel, ``post = mid + mlp(ln2(pre))``.
+
+    Attributes:
+        name: for people.
+        architectures: the classes of Hugging Face.
+        examples: models on the hub.
+        shared_norm: the MLP reads ``ln1(pre)``, the very tensor that attention reads.
+        attention_scale: what query · key is multiplied with; ``None``: as the network says, or
+            1 / √d_head.
     """
 
     name: str
     architectures: tuple[str, ...]
     examples: tuple[str, ...]
-    mlp_input: str = "ln2.hook_in"
+    shared_norm: bool = False
+    attention_scale: float | None = None
+
+    @property
+    def mlp_input(self) -> str:
+        """The hook, inside a block, whose tensor the MLP's branch and nothing else reads."""
+        return "mlp.hook_in" if self.shared_norm else "ln2.hook_in"
 
 
 FAMILIES: tuple[Family, ...] = (
     Family("GPT-2", ("GPT2LMHeadModel",), ("gpt2", "distilgpt2")),
+    Family("GPT-Neo", ("GPTNeoForCausalLM",), ("EleutherAI/gpt-neo-125m",), attention_scale=1.0),
+    Family("GPT-NeoX", ("GPTNeoXForCausalLM",), ("EleutherAI/pythia-160m",)),
     Family("Llama", ("LlamaForCausalLM",), ("HuggingFaceTB/SmolLM2-135M",)),
+    Family("Mistral", ("MistralForCausalLM",), ("mistralai/Mistral-7B-v0.1",)),
+    Family("Mixtral", ("MixtralForCausalLM",), ("mistralai/Mixtral-8x7B-v0.1",)),
+    Family("Qwen2", ("Qwen2ForCausalLM",), ("Qwen/Qwen2.5-0.5B",)),
+    Family("Qwen3", ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("Qwen/Qwen3-0.6B",)),
+    Family("Gemma", ("GemmaForCausalLM",), ("google/gemma-2b",)),
+    Family("Phi", ("PhiForCausalLM",), ("microsoft/phi-1_5",), shared_norm=True),
+    Family("Phi-3", ("Phi3ForCausalLM",), ("microsoft/Phi-3-mini-4k-instruct",)),
 )
 
 
@@ -256,6 +280,21 @@ def family_of(architectures: Iterable[str] | None, name: str) -> Family:
 def family_of_model(model: TransformerBridge) -> Family:
     """The family of a loaded model."""
     return family_of([str(model.cfg.architecture)], model_label(model))
+
+
+def is_parallel(model: TransformerBridge) -> bool:
+    """Whether a layer's MLP reads what its attention reads, and not what its attention writes.
+
+    >>> is_parallel(load_model("tiny-student"))
+    False
+    """
+    return bool(getattr(model.cfg, "parallel_attn_mlp", False))
+
+
+def norm_gain(model: TransformerBridge, norm: torch.nn.Module) -> Float[Tensor, "d_model"]:
+    """What a layer norm multiplies the normalised stream with; Gemma stores it less one."""
+    weight: Any = norm.weight
+    return weight.detach() + float(getattr(model.cfg, "rmsnorm_uses_offset", False))
 
 
 def tokenizer_of(model: TransformerBridge) -> PreTrainedTokenizerBase:

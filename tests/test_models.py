@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
     AutoTokenizer,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -172,15 +172,8 @@ def test_truncated_weights_are_refused(directory: Path) -> None:
 
 
 def test_an_unsupported_architecture_is_refused_with_the_list() -> None:
-    config = GPTNeoXConfig(
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        hidden_size=16,
-        intermediate_size=32,
-        vocab_size=20,
-    )
-    network = GPTNeoXForCausalLM(config)
-    with pytest.raises(ArchitectureError, match=r"GPTNeoX.*GPT2LMHeadModel, LlamaForCausalLM"):
+    network = BloomForCausalLM(BloomConfig(n_layer=1, n_head=2, hidden_size=16, vocab_size=20))
+    with pytest.raises(ArchitectureError, match=r"Bloom.*GPT2LMHeadModel.*LlamaForCausalLM"):
         load_model(network)
 
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from circuitkd.circuits.edges import ATTENTION_KINDS, Receiver, layout_of
@@ -35,10 +35,15 @@ class LayerAttention:
         self._weights = {kind: _weight(attention, kind) for kind in ATTENTION_KINDS}
         self._biases = {kind: _bias(attention, kind) for kind in ATTENTION_KINDS}
         self._output_bias = _bias(attention, "O")
-        self.scale = float(
-            getattr(attention.original_component, "scaling", 1 / math.sqrt(replay.model.cfg.d_head))
-        )
-        self._rotation = self._check(stream[:1])
+        self._norms = {kind: getattr(attention, f"{kind}_norm", None) for kind in ("q", "k")}
+        original = attention.original_component
+        usual = getattr(original, "scaling", 1 / math.sqrt(replay.model.cfg.d_head))
+        scale = replay.family.attention_scale
+        self.scale = float(usual if scale is None else scale)
+        self._softcap: float | None = getattr(original, "attn_logit_softcapping", None)
+        self._seen_keys = self._keys_that_are_seen(stream[:1])
+        self._rotation: tuple[Tensor, Tensor] | None = None
+        self._rotate_and_check(stream[:1])
 
     # ------------------------------------------------------------------ pieces
 
@@ -58,7 +63,7 @@ class LayerAttention:
         out = normed @ self._weights[kind][head]
         if (bias := self._biases[kind]) is not None:
             out = out + bias[head]
-        return out if kind == "v" else self._rotate(out)
+        return out if kind == "v" else self._rotate(self._head_norm(kind, out))
 
     @torch.no_grad()
     def project_all(
@@ -68,7 +73,7 @@ class LayerAttention:
         out = einsum(normed, self._weights[kind], "b pos d, h d d_head -> b h pos d_head")
         if (bias := self._biases[kind]) is not None:
             out = out + bias[:, None]
-        return out if kind == "v" else self._rotate(out)
+        return out if kind == "v" else self._rotate(self._head_norm(kind, out))
 
     @torch.no_grad()
     def pattern(
@@ -76,12 +81,12 @@ class LayerAttention:
         query: Float[Tensor, "*#stack query d_head"],
         key: Float[Tensor, "*#stack key d_head"],
     ) -> Float[Tensor, "*stack query key"]:
-        """Causal attention pattern; the queries are those of the last positions."""
+        """Attention pattern; the queries are those of the last positions."""
         scores = query @ key.transpose(-1, -2) * self.scale
-        n_query, n_key = scores.shape[-2:]
-        future = torch.ones(n_query, n_key, dtype=torch.bool, device=scores.device)
-        future = future.triu(1 + n_key - n_query)
-        return scores.masked_fill(future, -torch.inf).float().softmax(-1).to(query.dtype)
+        if self._softcap is not None:
+            scores = (scores / self._softcap).tanh() * self._softcap
+        hidden = ~self._seen_keys[-scores.shape[-2] :]
+        return scores.masked_fill(hidden, -torch.inf).float().softmax(-1).to(query.dtype)
 
     @torch.no_grad()
     def attend(
@@ -90,7 +95,7 @@ class LayerAttention:
         key: Float[Tensor, "*#stack key d_head"],
         value: Float[Tensor, "*#stack key d_head"],
     ) -> Float[Tensor, "*stack query d_head"]:
-        """Causal attention; the queries are those of the last positions."""
+        """What the heads write before W_O; the queries are those of the last positions."""
         return self.pattern(query, key) @ value
 
     @torch.no_grad()
@@ -130,13 +135,32 @@ class LayerAttention:
         if self._rotation is None:
             return x
         cos, sin = (part[..., -x.shape[-2] :, :] for part in self._rotation)  # the last positions
+        x, plain = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]  # some rotate a part only
         half = x.shape[-1] // 2
         turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-        return x * cos + turned * sin
+        return torch.cat([x * cos + turned * sin, plain], -1)
+
+    def _head_norm(self, kind: str, x: Float[Tensor, "*stack d_head"]) -> Tensor:
+        """The norm that some families put on each head's queries and keys."""
+        norm = self._norms[kind]
+        return x if norm is None else norm.original_component(x)
+
+    def _keys_that_are_seen(
+        self, stream: Float[Tensor, "one pos d_model"]
+    ) -> Bool[Tensor, "query key"]:
+        """Which keys each query may see: with queries of zero, all of them are seen alike."""
+        seen: dict[str, Tensor] = {}
+        edits: dict[str, Edit] = {
+            f"blocks.{self.layer}.attn.q.hook_out": torch.zeros_like,
+            f"blocks.{self.layer}.attn.hook_pattern": _keep(seen, "pattern"),
+        }
+        with hooked(edits, self._replay.model):
+            self._replay.block(self.layer, stream)
+        return seen["pattern"][0, 0] > 0
 
     @torch.no_grad()
-    def _check(self, stream: Float[Tensor, "one pos d_model"]) -> tuple[Tensor, Tensor] | None:
-        """The rotation, where there is one; refuses a network that computes something else."""
+    def _rotate_and_check(self, stream: Float[Tensor, "one pos d_model"]) -> None:
+        """Take over the rotation, where there is one; refuse heads that compute something else."""
         seen: dict[str, Tensor] = {}
         points = {name: f"blocks.{self.layer}.attn.hook_{name}" for name in ("z", "cos", "sin")}
         hooks = self._replay.model.hook_dict
@@ -147,7 +171,8 @@ class LayerAttention:
         }
         with hooked(edits, self._replay.model):
             self._replay.block(self.layer, stream)
-        self._rotation = (seen["cos"], seen["sin"]) if "cos" in seen else None
+        if "cos" in seen:
+            self._rotation = seen["cos"], seen["sin"]
         normed = self.normed(stream)
         query, key, value = (self.project_all(kind, normed) for kind in ATTENTION_KINDS)
         own = self.attend(query, self.for_query_heads(key), self.for_query_heads(value))
@@ -157,10 +182,9 @@ class LayerAttention:
         if not error <= tolerance * theirs.float().abs().max().clamp_min(1e-6):
             raise ArchitectureError(
                 f"{model_label(self._replay.model)}: the attention of layer {self.layer} is not "
-                f"plain causal attention (off by {float(error):.2g}), so edges into queries, keys "
-                "and values cannot be patched."
+                f"the one that circuitkd knows (off by {float(error):.2g}), so edges into queries, "
+                "keys and values cannot be patched."
             )
-        return self._rotation
 
 
 class CleanHeads:

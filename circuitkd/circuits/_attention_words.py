@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._attention import LayerAttention
-from circuitkd.circuits._senders import mlp_output
 from circuitkd.circuits.engine import Replay
 from circuitkd.errors import InputError
-from circuitkd.models import device_of, model_label
+from circuitkd.models import device_of, model_label, norm_gain
 
 Tokens = Sequence[int] | Int[Tensor, "token"]
 
@@ -145,11 +144,11 @@ def direct_logits(
     model: TransformerBridge, writes: Float[Tensor, "*stack d_model"], outputs: Int[Tensor, "out"]
 ) -> Float[Tensor, "*stack out"]:
     """Direct effect of writes on logits, the final norm taken as linear and without its scale."""
-    norm = model.ln_final.original_component
-    if isinstance(norm, nn.LayerNorm):
+    if not model.ln_final.uses_rms_norm:
         writes = writes - writes.mean(-1, keepdim=True)
-    gain = norm.weight.detach()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-    return (writes * gain) @ model.W_U.detach()[:, outputs.to(writes.device)]
+    return (writes * norm_gain(model, model.ln_final)) @ model.W_U.detach()[
+        :, outputs.to(writes.device)
+    ]
 
 
 def _read(
@@ -160,7 +159,7 @@ def _read(
         return embedding
     if layer == 0:
         raise InputError("Heads of layer 0 read the embedding before MLP 0: after_mlp0=False.")
-    return embedding + mlp_output(replay, 0, embedding[:, None])[:, 0]
+    return embedding + replay.mlp(0, embedding[:, None])[:, 0]
 
 
 def _heads(model: TransformerBridge, layer: int, head: int | None) -> int | slice:

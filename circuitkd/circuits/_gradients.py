@@ -12,19 +12,20 @@ from typing import Any
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuitkd.circuits._senders import Written
 from circuitkd.circuits.edges import ATTENTION_KINDS, layout_of
 from circuitkd.circuits.engine import Edit, Replay, hooked
 from circuitkd.errors import InputError
 from circuitkd.metrics import logit_difference, probability_difference
+from circuitkd.models import norm_gain
 from circuitkd.prompts import PromptGroup
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients at named places (``q.3``, ``mid.3``, ``z.3``, ``end``), and what the run did.
+    """Gradients at named places (``q.3``, ``mlp_in.3``, ``z.3``, ``end``), and what the run did.
 
     ``norm`` holds ``normalized.3`` and ``scale.3``, of the layer norm before attention: its input
     (centred, unless it is an RMS norm) over its scale, and the scale. ``written`` are the senders'
@@ -52,10 +53,10 @@ def metric_gradients(
         metric: what is differentiated.
         prompts: the slice of the group.
         embed: the residual stream that enters block 0.
-        places: any of ``q``, ``k``, ``v``, ``mid``, ``z``, ``mlp``; ``end`` always.
+        places: any of ``q``, ``k``, ``v``, ``mlp_in``, ``z``, ``mlp``; ``end`` always.
     """
     points = {
-        "mid": replay.family.mlp_input,
+        "mlp_in": replay.family.mlp_input,
         "z": "attn.hook_z",
         "mlp": "mlp.hook_out",
         **{kind: f"attn.{kind}.hook_out" for kind in ATTENTION_KINDS},
@@ -106,9 +107,8 @@ def receiver_gradients(
     In the order of ``Layout.attention_receivers``. The layer norm is y = w x / |x| up to constants,
     with x centred unless it is an RMS norm; back through it a gradient loses what lies along x.
     """
-    block = replay.model.blocks[layer]
     along, scale = seen.norm[f"normalized.{layer}"], seen.norm[f"scale.{layer}"]
-    weights = _normed_weights(block)
+    weights = _normed_weights(replay, layer)
     n_receivers = sum(len(weight) for weight in weights)
     found = along.new_empty(n_receivers, *along.shape)  # receiver first: one matrix each
     first = 0
@@ -118,17 +118,44 @@ def receiver_gradients(
         own = found[first : first + len(weight)]
         torch.bmm(gradient, weight.mT.to(found.dtype), out=own.flatten(1, 2))
         first += len(weight)
-    size = einsum(found, along, "receiver b pos d, b pos d -> receiver b pos") / along.shape[-1]
-    found.addcmul_(along, size[..., None], value=-1)
+    _lose_what_lies_along(found, along)
     return rearrange(found, "receiver b pos d -> b receiver pos d")
 
 
-def _normed_weights(block: nn.Module) -> list[Float[Tensor, "head d_model d_head"]]:
+@torch.no_grad()
+def mlp_gradient(replay: Replay, layer: int, seen: Gradients) -> Float[Tensor, "batch pos d_model"]:
+    """Gradient at the residual stream that the MLP reads, before its layer norm.
+
+    Where the norm is shared with attention, the network shows the MLP's own input behind it only.
+    """
+    along, scale = seen.norm[f"normalized.{layer}"], seen.norm[f"scale.{layer}"]
+    gradient = seen.gradient[f"mlp_in.{layer}"]
+    if not replay.family.shared_norm:
+        return gradient
+    norm: Any = replay.model.blocks[layer].ln1
+    gradient = gradient * norm_gain(replay.model, norm) / scale
+    if not norm.uses_rms_norm:
+        gradient = gradient - gradient.mean(-1, keepdim=True)
+    _lose_what_lies_along(gradient[None], along)
+    return gradient
+
+
+def _lose_what_lies_along(
+    gradients: Float[Tensor, "receiver batch pos d_model"],
+    along: Float[Tensor, "batch pos d_model"],
+) -> None:
+    size = einsum(gradients, along, "receiver b pos d, b pos d -> receiver b pos")
+    gradients.addcmul_(along, size[..., None] / along.shape[-1], value=-1)
+
+
+def _normed_weights(replay: Replay, layer: int) -> list[Float[Tensor, "head d_model d_head"]]:
     """Weights of queries, keys, values on the normalised stream, times the layer norm's own."""
+    block = replay.model.blocks[layer]
     norm: Any = block.ln1
+    gain = norm_gain(replay.model, norm)
     weights = []
     for kind in ATTENTION_KINDS:
-        weight = getattr(block.attn, f"W_{kind.upper()}").detach() * norm.weight[:, None]
+        weight = getattr(block.attn, f"W_{kind.upper()}").detach() * gain[:, None]
         if not norm.uses_rms_norm:
             weight = weight - weight.mean(1, keepdim=True)
         weights.append(weight)
@@ -150,8 +177,8 @@ def edge_products(
         attention, mlp = layout.attention_receivers(layer), layout.layer_receivers(layer)[-1]
         gradients = receiver_gradients(replay, layer, seen)
         parts.append(_products(gradients, changes[:, : layout.n_before(attention[0])]))
-        mid = seen.gradient[f"mid.{layer}"][:, None]
-        parts.append(_products(mid, changes[:, : layout.n_before(mlp)]))
+        read = mlp_gradient(replay, layer, seen)[:, None]
+        parts.append(_products(read, changes[:, : layout.n_before(mlp)]))
     parts.append(_products(seen.gradient["end"][:, None, -1:], changes[:, :, -1:]))
     return torch.cat(parts, 1)
 

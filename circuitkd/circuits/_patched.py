@@ -14,7 +14,6 @@ from circuitkd.circuits._senders import (
     Replacements,
     Written,
     check_arguments,
-    mlp_output,
     prompt_slices,
     trace,
 )
@@ -185,8 +184,8 @@ class _PatchedSlice:
         self._changes[:, sender : sender + layout.n_heads, at] = rearrange(
             change, "b pos head d -> b head pos d"
         )
-        read = self._read_by(mid, mask[mlp_row : mlp_row + 1], at)[:, 0]
-        mlp = mlp_output(replay, layer, read)
+        own = pre[:, at] if replay.parallel else mid
+        mlp = replay.mlp(layer, self._read_by(own, mask[mlp_row : mlp_row + 1], at)[:, 0])
         self._changes[:, sender + layout.n_heads, at] = self._other.mlp[layer][:, at] - mlp
         return mid + mlp
 

@@ -121,16 +121,6 @@ def sender_changes(
     return changes
 
 
-@torch.no_grad()
-def mlp_output(
-    replay: Replay, layer: int, mid: Float[Tensor, "*stack pos d_model"]
-) -> Float[Tensor, "*stack pos d_model"]:
-    """What the MLP of a layer writes when it reads the residual stream ``mid``."""
-    block = replay.model.blocks[layer]
-    output = block.mlp(block.ln2(mid.flatten(0, -3)))
-    return (output[0] if isinstance(output, tuple) else output).unflatten(0, mid.shape[:-2])
-
-
 def prompt_slices(replay: Replay, n_prompts: int, n_pos: int, rows: int) -> list[slice]:
     """Slices of at most ``rows`` prompts whose sender differences fit into memory.
 

@@ -165,7 +165,7 @@ class _AblatedSlice:
         at = slice(-1 if layer == self._replay.n_layers - 1 else None, None)
         mid = self._mid(layer, pre, kept, at)
         if Node.mlp(layer) in kept:
-            return self._replay.finish(layer, mid)
+            return self._replay.finish(layer, pre[:, at], mid)
         return mid + self._other[layer].mlp[:, at]
 
     @torch.no_grad()
@@ -199,11 +199,8 @@ def _heads_alone(
     def keep(z: Tensor) -> None:
         seen["z"] = z.detach()
 
-    edits: dict[str, Edit] = {
-        f"blocks.{layer}.attn.hook_z": keep,
-        f"blocks.{layer}.{replay.family.mlp_input}": lambda mid: mid[:, -1:],
-    }
-    with hooked(edits, replay.model):
+    edits: dict[str, Edit] = {f"blocks.{layer}.attn.hook_z": keep}
+    with hooked(edits | replay.short_mlp(layer), replay.model):
         replay.block(layer, pre)
     n_heads = replay.W_O(layer).shape[0]
     return seen["z"].flatten(2).unflatten(2, (n_heads, -1))

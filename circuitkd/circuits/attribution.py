@@ -223,7 +223,7 @@ def _edge_scores(
     points: list[float],
     metric: str,
 ) -> Float[Tensor, "batch edge"]:
-    places = ("q", "k", "v", "mid")
+    places = ("q", "k", "v", "mlp_in")
     if points == [1.0]:
         embed = replay.embed(group.clean[prompts])
         seen = metric_gradients(replay, group, metric, prompts, embed, places)

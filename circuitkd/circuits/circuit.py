@@ -47,28 +47,27 @@ class Sizes:
     @classmethod
     def of(cls, model: TransformerBridge) -> "Sizes":
         layout = layout_of(model)
-        parallel = bool(getattr(model.cfg, "parallel_attn_mlp", False))
-        return cls(layout.n_layers, layout.n_heads, layout.n_kv_heads, model.cfg.d_model, parallel)
+        return cls(
+            layout.n_layers,
+            layout.n_heads,
+            layout.n_kv_heads,
+            model.cfg.d_model,
+            layout.parallel_attn_mlp,
+        )
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout(self.n_layers, self.n_heads, self.n_kv_heads)
+        return Layout(self.n_layers, self.n_heads, self.n_kv_heads, self.parallel_attn_mlp)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All heads and MLPs, in order of computation."""
         return component_nodes(self.n_layers, self.n_heads)
 
-    @cached_property
+    @property
     def edges(self) -> tuple[Edge, ...]:
         """All edges; where attention and MLP run in parallel, a layer's heads miss its MLP."""
-        if not self.parallel_attn_mlp:
-            return self.layout.edges
-        return tuple(
-            edge
-            for edge in self.layout.edges
-            if edge.sender.layer is None or edge.sender.layer != edge.receiver.layer
-        )
+        return self.layout.edges
 
     def receiving(self, receiver: Receiver) -> tuple[Node, ...]:
         """The nodes that a receiver belongs to: one, or all heads that share a key or value."""

@@ -16,6 +16,7 @@ from typing import Literal
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.errors import InputError
+from circuitkd.models import is_parallel
 from circuitkd.nodes import Node, component_nodes
 
 ReceiverKind = Literal["q", "k", "v", "mlp", "logits"]
@@ -144,6 +145,8 @@ class Layout:
     n_layers: int
     n_heads: int
     n_kv_heads: int
+    parallel_attn_mlp: bool = False
+    """Attention and MLP run side by side: a layer's heads do not reach its MLP."""
 
     def __post_init__(self) -> None:
         if self.n_kv_heads < 1 or self.n_heads % self.n_kv_heads:
@@ -197,7 +200,8 @@ class Layout:
         if receiver.layer is None:
             return len(self.senders)
         earlier = 1 + receiver.layer * (self.n_heads + 1)
-        return earlier + (self.n_heads if receiver.kind == "mlp" else 0)
+        reads_heads = receiver.kind == "mlp" and not self.parallel_attn_mlp
+        return earlier + (self.n_heads if reads_heads else 0)
 
     def position(self, sender: Node) -> int:
         """The place of a sender in ``senders``."""
@@ -223,6 +227,10 @@ class Layout:
                 raise InputError(f"The model has no node {edge.sender.name}.")
             if edge.receiver not in receivers:
                 raise InputError(f"The model has no receiver {edge.receiver.name}.{self._hint()}")
+            if self.position(edge.sender) >= self.n_before(edge.receiver):
+                raise InputError(
+                    f"The model has no edge {edge.name}: its attention and MLP run in parallel."
+                )
 
     def _hint(self) -> str:
         if self.n_kv_heads == self.n_heads:
@@ -236,7 +244,7 @@ class Layout:
 def layout_of(model: TransformerBridge) -> Layout:
     """The layout of a loaded model."""
     groups = getattr(model.cfg, "n_key_value_heads", None) or model.cfg.n_heads
-    return Layout(model.cfg.n_layers, model.cfg.n_heads, groups)
+    return Layout(model.cfg.n_layers, model.cfg.n_heads, groups, is_parallel(model))
 
 
 def edges_of(model: TransformerBridge) -> tuple[Edge, ...]:

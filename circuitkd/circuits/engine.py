@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.errors import ArchitectureError, HookError, InputError
-from circuitkd.models import device_of, family_of_model, model_label
+from circuitkd.models import device_of, family_of_model, is_parallel, model_label
 
 _CPU_TOKENS = 740  # larger stacks leave the caches of a CPU and run slower
 _GPU_TOKENS = 65_536
@@ -67,10 +67,23 @@ class Observed:
     """What one block did on a batch of prompts."""
 
     z: Float[Tensor, "batch pos head d_head"]
-    mid: Float[Tensor, "batch pos d_model"]
+    read: Float[Tensor, "batch pos d_model"]  # by the MLP, before its layer norm
+    mid: Float[Tensor, "batch pos d_model"]  # the stream after attention
     mlp: Float[Tensor, "batch pos d_model"]
     post: Float[Tensor, "batch pos d_model"]
     pattern: Float[Tensor, "batch head query key"] | None = None
+
+    def of(self, prompts: slice) -> "Observed":
+        """The same of some of the prompts."""
+        pattern = None if self.pattern is None else self.pattern[prompts]
+        return Observed(
+            self.z[prompts],
+            self.read[prompts],
+            self.mid[prompts],
+            self.mlp[prompts],
+            self.post[prompts],
+            pattern,
+        )
 
 
 class Replay:
@@ -89,6 +102,7 @@ class Replay:
             )
         self.model = model
         self.family = family_of_model(model)
+        self.parallel = is_parallel(model)
         self.n_layers: int = model.cfg.n_layers
         self.device = device_of(model)
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -117,7 +131,7 @@ class Replay:
         seen: dict[str, Tensor] = {}
         points = {
             "z": "attn.hook_z",
-            "mid": self.family.mlp_input,
+            "attention": "attn.hook_out",
             "mlp": "mlp.hook_out",
         }
         if pattern:
@@ -128,23 +142,42 @@ class Replay:
         seen["z"] = rearrange(
             seen["z"].flatten(2), "batch pos (head d) -> batch pos head d", d=self.model.cfg.d_head
         )
-        return Observed(post=post, **seen)
+        mid = pre + seen["attention"]
+        read = pre if self.parallel else mid
+        return Observed(seen["z"], read, mid, seen["mlp"], post, seen.get("pattern"))
 
     @torch.no_grad()
-    def finish(
-        self, layer: int, mid: Float[Tensor, "batch pos d_model"]
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """The rest of block ``layer`` from the residual stream after its attention."""
+    def mlp(
+        self, layer: int, read: Float[Tensor, "*stack pos d_model"]
+    ) -> Float[Tensor, "*stack pos d_model"]:
+        """What the MLP of a layer writes when it reads the residual stream ``read``."""
         block = self.model.blocks[layer]
-        return mid + _first(block.mlp(block.ln2(mid)))
+        normed = (block.ln1 if self.family.shared_norm else block.ln2)(read.flatten(0, -3))
+        return _first(block.mlp(normed)).unflatten(0, read.shape[:-2])
 
-    def end_after_mid(
-        self, layer: int, mid: Float[Tensor, "batch pos d_model"]
-    ) -> Float[Tensor, "batch d_model"]:
-        """The final residual stream at the last position, from the middle of block ``layer``."""
-        if layer == self.n_layers - 1:
-            return self.finish(layer, mid[:, -1:])[:, -1]
-        return self.end_after_block(layer, self.finish(layer, mid))
+    def finish(
+        self,
+        layer: int,
+        pre: Float[Tensor, "*stack pos d_model"],
+        mid: Float[Tensor, "*stack pos d_model"],
+    ) -> Float[Tensor, "*stack pos d_model"]:
+        """The rest of a block from the residual streams before and after its attention."""
+        return mid + self.mlp(layer, pre if self.parallel else mid)
+
+    def end_after_attention(
+        self, layer: int, seen: Observed, change: Float[Tensor, "*stack batch pos d_model"]
+    ) -> Float[Tensor, "*stack batch d_model"]:
+        """The final stream at the last position, with ``change`` added to what attention writes."""
+        last = layer == self.n_layers - 1
+        at = slice(-1 if last else None, None)
+        if self.parallel:
+            post = seen.post[:, at] + change[..., at, :]
+        else:
+            mid = seen.mid[:, at] + change[..., at, :]
+            post = mid + self.mlp(layer, mid)
+        stack = post.shape[:-2]
+        end = post[..., -1, :] if last else self.end_after_block(layer, post.flatten(0, -3))
+        return end.reshape(*stack, -1)
 
     @torch.no_grad()
     def end_after_block(
@@ -159,11 +192,14 @@ class Replay:
         for later in range(layer + 1, last):
             post = self.block(later, post)
         if layer < last:
-            points = ("attn.o.hook_in", self.family.mlp_input)
-            cut: dict[str, Edit] = {f"blocks.{last}.{point}": _last_position for point in points}
-            with hooked(cut, self.model):
+            cut: dict[str, Edit] = {f"blocks.{last}.attn.o.hook_in": _last_position}
+            with hooked(cut | self.short_mlp(last), self.model):
                 post = self.block(last, post)
         return post[:, -1]
+
+    def short_mlp(self, layer: int) -> dict[str, Edit]:
+        """Edits that let the MLP read the last position only, where the block's output is right."""
+        return {f"blocks.{layer}.{self.family.mlp_input}": _last_position}
 
     @torch.no_grad()
     def end_logits(self, end: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:

@@ -208,9 +208,8 @@ class _GroupRun:
             heads = slice(first, first + stack)
             for prompts in _slices(n_prompts, self.rows):
                 moved = rearrange(change[prompts, :, heads], "b pos head d -> head b pos d")
-                mid = seen.mid[prompts] + moved
-                end = self.replay.end_after_mid(layer, mid.flatten(0, 1))
-                metrics[heads, prompts] = self.read(end.unflatten(0, mid.shape[:2]), prompts)
+                end = self.replay.end_after_attention(layer, seen.of(prompts), moved)
+                metrics[heads, prompts] = self.read(end, prompts)
         return metrics
 
     def _metric(self, end: Callable[[slice], Tensor]) -> Float[Tensor, "batch"]:
@@ -242,6 +241,7 @@ def observe_in_slices(
         return parts[0]
     return Observed(
         z=torch.cat([part.z for part in parts]),
+        read=torch.cat([part.read for part in parts]),
         mid=torch.cat([part.mid for part in parts]),
         mlp=torch.cat([part.mlp for part in parts]),
         post=torch.cat([part.post for part in parts]),

@@ -36,7 +36,6 @@ from circuitkd.circuits._senders import (
     Replacements,
     Trace,
     check_arguments,
-    mlp_output,
     prompt_slices,
     sender_changes,
     trace,
@@ -307,8 +306,8 @@ class _SliceRun:
         positions = slice(None if last is None else -last, None)
         mid = seen.mid[:, None, positions]
         if heads is None:
-            change = self.changes[:, [sender for _, sender, _ in pairs]]
-            after = mid + mlp_output(self.replay, layer, mid + change[:, :, positions])
+            change = self.changes[:, [sender for _, sender, _ in pairs]][:, :, positions]
+            after = mid + self.replay.mlp(layer, seen.read[:, None, positions] + change)
             end = self._onward(layer, after.flatten(0, 1))
         else:
             entering = self.clean.entering(layer)[:, None]
@@ -317,7 +316,9 @@ class _SliceRun:
                 stream = entering + self.changes[:, [sender for _, sender, _ in own]]
                 parts.append(heads.write_change(receiver, stream, last))
             moved = mid + torch.cat(parts, 1)
-            end = self._onward(layer, self.replay.finish(layer, moved.flatten(0, 1)))
+            # Where the MLP reads what enters the block, it reads the clean stream.
+            after = self.replay.finish(layer, entering[:, :, positions].expand_as(moved), moved)
+            end = self._onward(layer, after.flatten(0, 1))
         return end.unflatten(0, (len(seen.mid), len(pairs)))
 
     def _onward(
@@ -330,8 +331,9 @@ class _SliceRun:
         for later in range(layer + 1, last):
             stream = self.replay.block(later, stream)
         attention = self.group.attention(last, self.clean.entering(last))
-        mid = stream[:, -1:] + attention.output(attention.at_end(stream))[:, None]
-        return self.replay.finish(last, mid)[:, -1]
+        pre = stream[:, -1:]
+        mid = pre + attention.output(attention.at_end(stream))[:, None]
+        return self.replay.finish(last, pre, mid)[:, -1]
 
     def _heads(self, layer: int) -> CleanHeads:
         entering = self.clean.entering(layer)
@@ -350,6 +352,6 @@ class _SliceRun:
             for first in range(0, len(senders), stack):
                 chunk = senders[first : first + stack]
                 change = self.changes[:, chunk]
-                changed = mlp_output(self.replay, mlp, seen.mid[:, None] + change)
+                changed = self.replay.mlp(mlp, seen.read[:, None] + change)
                 self.changes[:, chunk] = change + changed - seen.mlp[:, None]
         self.passed = max(self.passed, layer)

@@ -328,7 +328,8 @@ class _GroupRun:
                 post = self.seen.post[rows] + change[rows]
                 end = self.replay.end_after_block(self.layer, post)
             else:
-                end = self.replay.end_after_mid(self.layer, self.seen.mid[rows] + change[rows])
+                seen = self.seen.of(rows)
+                end = self.replay.end_after_attention(self.layer, seen, change[rows])
             found.append(self.read(end[None], rows)[0])
         return torch.cat(found)
 

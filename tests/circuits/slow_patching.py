@@ -5,12 +5,14 @@ key or value is taken from a second run of the whole layer on the changed stream
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits.edges import Edge, Layout, Receiver
+from circuitkd.models import is_parallel
 from circuitkd.nodes import Node
 from circuitkd.prompts import PromptGroup
 
@@ -76,8 +78,11 @@ def receiver_hooks(
     if receiver.kind == "logits":
         return {"ln_final.hook_in": lambda stream, hook: stream + change}
     if receiver.kind == "mlp":
-        # ln2 is the MLP's own layer norm: only the MLP reads what comes out of it.
-        return {f"blocks.{layer}.ln2.hook_in": lambda stream, hook: stream + change}
+        assert layer is not None
+        norm, read = mlp_reads(model, all_values(model, group.clean), layer)
+        with torch.no_grad():
+            changed = norm(read + change)
+        return {f"blocks.{layer}.mlp.hook_in": lambda _, hook: changed}
     part = f"blocks.{layer}.attn.{receiver.kind}.hook_out"
     kept: Values = {}
 
@@ -102,16 +107,29 @@ def through_mlps(
     """Change of the receiver's stream when all heads are frozen and MLPs recompute."""
     clean = all_values(model, group.clean)
     first = edge.sender.layer if edge.sender.layer is not None else 0
-    if edge.sender.kind == "mlp":
-        first += 1
+    if edge.sender.kind == "mlp" or (edge.sender.kind == "head" and is_parallel(model)):
+        first += 1  # the first MLP that reads it
     last = model.cfg.n_layers if edge.receiver.layer is None else edge.receiver.layer
     total = change.expand_as(clean["blocks.0.hook_resid_pre"])
     for layer in range(first, last):
-        block = model.blocks[layer]
+        block, (norm, read) = model.blocks[layer], mlp_reads(model, clean, layer)
         with torch.no_grad():
-            mid = clean[f"blocks.{layer}.hook_resid_mid"]
-            total = total + block.mlp(block.ln2(mid + total)) - block.mlp(block.ln2(mid))
+            total = total + mlp_writes(block, norm(read + total)) - mlp_writes(block, norm(read))
     return total
+
+
+def mlp_reads(
+    model: TransformerBridge, values: Values, layer: int
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The layer norm before the MLP, and the stream that it reads."""
+    block, name = model.blocks[layer], f"blocks.{layer}.hook_resid_"
+    norm = block.ln2 if hasattr(block, "ln2") else block.ln1
+    return norm.original_component, values[name + ("mid" if f"{name}mid" in values else "pre")]
+
+
+def mlp_writes(block: Any, normed: Tensor) -> Tensor:
+    output = block.mlp(normed)
+    return output[0] if isinstance(output, tuple) else output  # an MoE also says how it routed
 
 
 def slow_patched_logits(
@@ -161,9 +179,14 @@ def slow_patched_logits(
             named = {f"blocks.{layer}.attn.hook_z": kept_z["z"]}
             node = Node.attention_head(layer, head)
             written[node] = output_of(model, named, node)
-        bias = getattr(block.attn, "b_O", None)
+        before_attention, bias = biases, getattr(block.attn, "b_O", None)
         biases = biases if bias is None else biases + bias
+        if is_parallel(model):
+            mlp_input = read(Receiver("mlp", layer)) - biases + before_attention
+        else:
+            mlp_input = read(Receiver("mlp", layer))
+        norm = (block.ln2 if hasattr(block, "ln2") else block.ln1).original_component
         with torch.no_grad():
-            written[Node.mlp(layer)] = block.mlp(block.ln2(read(Receiver("mlp", layer))))
+            written[Node.mlp(layer)] = mlp_writes(block, norm(mlp_input))
     with torch.no_grad():
         return model.unembed(model.ln_final(read(Receiver("logits"))))[:, -1]

@@ -41,8 +41,9 @@ def test_the_short_way_to_the_end_is_the_long_way(family: str) -> None:
         short = replay.end_after_block(layer, streams[layer + 1])
         torch.testing.assert_close(short, end, atol=1e-5, rtol=0)
     for layer in range(replay.n_layers):
-        mid = replay.observe(layer, streams[layer]).mid
-        torch.testing.assert_close(replay.end_after_mid(layer, mid), end, atol=1e-5, rtol=0)
+        seen = replay.observe(layer, streams[layer])
+        same = replay.end_after_attention(layer, seen, torch.zeros_like(seen.mid)[None])
+        torch.testing.assert_close(same[0], end, atol=1e-5, rtol=0)
 
 
 def test_observed_parts_add_up() -> None:

@@ -8,7 +8,6 @@ from tokenizers_for_tests import byte_level, llama_like, words_of
 
 from circuitkd import compare, load_task
 from circuitkd.compare.comparison import Comparison
-from circuitkd.models import FAMILIES as SUPPORTED
 
 TASK = load_task("weekdays")
 TASK = TASK.model_copy(update={"templates": TASK.templates[:1]})
@@ -34,7 +33,3 @@ def test_any_family_compares_with_any(teacher: str, student: str, tmp_path: Path
     else:
         assert 0 <= result.alignment.value < 0.99
     assert (result.influences["student"].effects.abs().sum(0) > 0).all()
-
-
-def test_every_supported_family_is_tried_here() -> None:
-    assert len(FAMILIES) == len(SUPPORTED)
