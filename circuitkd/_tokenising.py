@@ -5,6 +5,9 @@ the longest token prefix that ``prompt + correct`` and ``prompt + incorrect`` sh
 are the first tokens that differ. So a tokenizer that splits ``" 5"`` into ``" "`` and ``"5"`` reads
 the space and answers ``"5"``, and one that knows ``" 5"`` answers with it at once.
 
+A model that fills in masks reads what both share, then a mask in the place of the answer, which is
+one token, and a full stop, between the special tokens of its tokenizer.
+
 What a tokenizer cannot pose honestly is a ``Misfit`` with its reason: unknown words, characters
 that it drops, answers that begin alike, and answers that merge with the text before them.
 """
@@ -37,8 +40,9 @@ class Reading:
     """One sentence as a model reads it.
 
     Attributes:
-        ids: the tokens, special ones included; the model answers at the last of them.
-        positions: (label, index into ``ids``) of every labelled word's last token, and of ``END``.
+        ids: the tokens, special ones included; the model answers at ``END``.
+        positions: (label, index into ``ids``) of every labelled word's last token, and of ``END``:
+            the last token, or the mask.
         correct: the first token of the correct answer that the incorrect one does not share.
         incorrect: the same the other way round.
         text: the sentence.
@@ -85,7 +89,9 @@ class Reader:
         tokenizer: the fast tokenizer, with truncation and padding off.
         name: what the tokenizer is called in messages.
         prefix: ids put before every text (the BOS).
-        suffix: ids put after every text. Empty for models that answer at their last token.
+        blank: ids put in the place of the answer: an encoder's mask and, if it is known, a full
+            stop. Empty for models that answer at their last token.
+        suffix: ids put after every text, by an encoder's tokenizer.
         bos: the prefix as text, or ``None``.
         starts: ids that only ever begin a text; a text that brings its own loses it, so that
             ``prefix`` alone decides.
@@ -96,6 +102,7 @@ class Reader:
     tokenizer: Tokenizer
     name: str
     prefix: tuple[int, ...]
+    blank: tuple[int, ...]
     suffix: tuple[int, ...]
     bos: str | None
     starts: frozenset[int]
@@ -104,7 +111,7 @@ class Reader:
 
     def with_specials(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens of a text between the special tokens. The only place that adds any."""
-        return (*self.prefix, *ids, *self.suffix)
+        return (*self.prefix, *ids, *self.blank, *self.suffix)
 
     def encode(self, texts: Sequence[str]) -> list["Encoded"]:
         """Tokenise whole texts, without special tokens.
@@ -165,9 +172,10 @@ class Reader:
             if position is None:
                 return Misfit(f"has no token for the word at {label}, {_cut(correct.text, span)!r}")
             positions[label] = position + len(self.prefix)
-        positions[END] = length - 1 + len(self.prefix)
+        ids = self.with_specials(correct.ids[:length])
+        positions[END] = len(self.prefix) + length - (0 if self.blank else 1)
         return Reading(
-            ids=self.with_specials(correct.ids[:length]),
+            ids=ids,
             positions=tuple(sorted(positions.items())),
             correct=correct.ids[length],
             incorrect=incorrect.ids[length],
@@ -175,7 +183,7 @@ class Reader:
             offsets=(
                 *[NO_SPAN] * len(self.prefix),
                 *correct.offsets[:length],
-                *[NO_SPAN] * len(self.suffix),
+                *[NO_SPAN] * (len(self.blank) + len(self.suffix)),
             ),
         )
 
@@ -183,9 +191,10 @@ class Reader:
         """What is wrong with the tokens that both continuations of a text share."""
         text, end = encoded.text, encoded.end(length)
         next_start = encoded.offsets[length][0] if length < len(encoded.ids) else len(text)
-        if text[next_start:boundary].strip():
+        replaced = self.blank and length + 1 == len(encoded.ids)  # by the mask, as one word
+        if text[next_start:boundary].strip() and not replaced:
             return f"merges the answer with the text before it, in {text[next_start:]!r}"
-        if text[end:boundary].strip():
+        if text[end : min(next_start, boundary)].strip():
             return f"has no token for {text[end:boundary].strip()!r}"
         if text[boundary:end].strip():
             return f"begins both answers alike, with {text[boundary:end].strip()!r}"
@@ -198,6 +207,9 @@ class Reader:
         answer = encoded.text[encoded.end(length) :].strip()
         if length == len(encoded.ids) or not encoded.token_text(length).strip():
             return f"has no token of its own for the answer {answer!r}"
+        if self.blank and length + 1 < len(encoded.ids):
+            pieces = len(encoded.ids) - length
+            return f"cuts the answer {answer!r} into {pieces} pieces, and a mask stands for one"
         return self.flaw_within(encoded, length, len(encoded.ids))
 
     def flaw_within(self, encoded: "Encoded", first: int, last: int) -> str | None:
@@ -220,7 +232,7 @@ class Reader:
         An ending is left out when its text is not read as ``reading`` is, when it is unknown, and
         when its first token begins another ending as well: it would stand for both.
         """
-        length = len(reading.ids) - len(self.prefix) - len(self.suffix)
+        length = len(reading.ids) - len(self.with_specials(()))
         tokens: dict[str, int] = {}
         for ending, encoded in zip(endings, self.encode([text + e for e in endings]), strict=True):
             read_alike = self.with_specials(encoded.ids[:length]) == reading.ids
@@ -258,18 +270,25 @@ class Encoded:
 
 
 def open_reader(
-    tokenizer: PreTrainedTokenizerBase, bos: str = "auto", vocabulary: int | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    bos: str = "auto",
+    vocabulary: int | None = None,
+    *,
+    masked: bool = False,
 ) -> Reader:
     """Decide once how a tokenizer's special tokens are treated.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer; it is not changed.
         bos: ``"auto"``: what the tokenizer itself puts before a text (GPT-2: nothing, Llama:
-            ``<s>``); ``"none"``: nothing; otherwise the token to put there.
+            ``<s>``); ``"none"``: nothing; otherwise the token to put there. Of no effect with
+            ``masked``: encoders know no text without their tokenizer's special tokens.
         vocabulary: number of tokens that the model knows.
+        masked: the model fills in masks.
 
     Raises:
-        VocabularyError: a slow tokenizer; a BOS that is no token of it, or that the model lacks.
+        VocabularyError: a slow tokenizer; a BOS that is no token of it, or that the model lacks; no
+            mask where one is needed.
     """
     name = tokenizer.name_or_path or type(tokenizer).__name__
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -279,8 +298,8 @@ def open_reader(
         )
     backend = _without_truncation(tokenizer.backend_tokenizer)
     unknown = _unknown_ids(tokenizer, backend, name)
-    own = _own_prefix(backend)
-    prefix = _prefix(bos, own, backend, name)
+    own, suffix = _own_specials(backend)
+    prefix = own if masked else _prefix(bos, own, backend, name)
     if vocabulary is not None and max(prefix, default=0) >= vocabulary:
         raise VocabularyError(
             f"The BOS of the tokenizer {name} is token {max(prefix)}, but the model knows only "
@@ -291,7 +310,8 @@ def open_reader(
         tokenizer=backend,
         name=str(name),
         prefix=prefix,
-        suffix=(),
+        blank=_blank(tokenizer, backend, name) if masked else (),
+        suffix=suffix if masked else (),
         bos="".join(str(backend.id_to_token(token)) for token in prefix) or None,
         starts=frozenset({*own, *prefix, *(token for token in special if token is not None)}),
         unknown=unknown,
@@ -324,11 +344,25 @@ def _unknown_ids(
     return frozenset(token for token in found.values() if token is not None)
 
 
-def _own_prefix(backend: Tokenizer) -> tuple[int, ...]:
-    """What a tokenizer itself puts before a text."""
+def _own_specials(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a tokenizer itself puts before a text, and after it."""
     encoding = backend.encode(_PROBE, add_special_tokens=True)
-    length = next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)
-    return tuple(encoding.ids[:length])
+    words = [i for i, added in enumerate(encoding.special_tokens_mask) if not added]
+    if not words:
+        return (), ()
+    return tuple(encoding.ids[: words[0]]), tuple(encoding.ids[words[-1] + 1 :])
+
+
+def _blank(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer, name: str) -> tuple[int, ...]:
+    """A mask, and a full stop where the tokenizer knows one: the answer ends a sentence."""
+    mask = None if tokenizer.mask_token is None else backend.token_to_id(str(tokenizer.mask_token))
+    if mask is None:
+        raise VocabularyError(
+            f"The tokenizer {name} has no mask token, and an encoder answers at a mask: use the "
+            "model's own tokenizer."
+        )
+    stop = backend.token_to_id(".")
+    return (mask,) if stop is None else (mask, stop)
 
 
 def _prefix(bos: str, own: tuple[int, ...], backend: Tokenizer, name: str) -> tuple[int, ...]:

@@ -76,8 +76,11 @@ def usable_words(task: Task, readers: Sequence[Reader]) -> UsableWords:
     }
     first = {pieces(template.text)[0][1] for template in task.templates}
     begins = {slot.source for name, slot in task.slots.items() if name in first}
+    answering = _answering(task)
     for name in sorted(set(task.word_lists) - _glued(task)):
         found = _lengths(task.word_lists[name].words, readers)
+        if name in answering:
+            found = {word: _for_masks(word, size, readers) for word, size in found.items()}
         unknown.update({w: flaw.reason for w, flaw in found.items() if isinstance(flaw, Misfit)})
         known = {w: size for w, size in found.items() if not isinstance(size, Misfit)}
         lengths.update({w: within for w, (_, within) in known.items()})
@@ -108,6 +111,26 @@ def _lengths(words: Sequence[str], readers: Sequence[Reader]) -> dict[str, Lengt
             start, within = so_far
             result[word] = (*start, second), (*within, len(encoded.ids) - second)
     return result
+
+
+def _answering(task: Task) -> set[str]:
+    """Lists whose words answer."""
+    answers = [
+        a(template) for template in task.templates for a in (task.answer_of, task.distractor_of)
+    ]
+    return {task.slots[slot].source for text in answers for _, slot, _ in pieces(text) if slot}
+
+
+def _for_masks(word: str, lengths: Lengths | Misfit, readers: Sequence[Reader]) -> Lengths | Misfit:
+    """The lengths of a word, unless it is too long for a mask to stand for it."""
+    if isinstance(lengths, Misfit):
+        return lengths
+    for reader, length in zip(readers, lengths[1], strict=True):
+        if reader.blank and length != 1:
+            return Misfit(
+                f"{reader.name} cuts {word!r} into {length} pieces, and a mask stands for one"
+            )
+    return lengths
 
 
 def _of_one_length(

@@ -1,4 +1,4 @@
-"""Loading models, and the one place that knows how architectures differ.
+"""Loading models; how architectures differ is said in ``circuitkd.families``.
 
 Every model in circuitkd is a TransformerLens ``TransformerBridge`` (4.x) around the released
 Hugging Face network: evaluation mode, eager attention, weights as they were published unless
@@ -7,7 +7,6 @@ Hugging Face network: evaluation mode, eager attention, weights as they were pub
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +19,21 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.activations import NewGELUActivation
 
+from circuitkd import _distilbert
 from circuitkd._hub import fetch_from_hub
 from circuitkd.errors import ArchitectureError, InputError, ModelError
+from circuitkd.families import FAMILIES, Family
 from circuitkd.nodes import Node, component_nodes
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Family:
-    """What the engine must know about one family of architectures.
-
-    The family's blocks add up as ``mid = pre + attention(ln1(pre)); post = mid + mlp(ln2(mid))``,
-    or, where both run in parallel, ``post = mid + mlp(ln2(pre))``.
-
-    Attributes:
-        name: for people.
-        architectures: the classes of Hugging Face.
-        examples: models on the hub.
-        shared_norm: the MLP reads ``ln1(pre)``, the very tensor that attention reads.
-        attention_scale: what query · key is multiplied with; ``None``: as the network says, or
-            1 / √d_head.
-    """
-
-    name: str
-    architectures: tuple[str, ...]
-    examples: tuple[str, ...]
-    shared_norm: bool = False
-    attention_scale: float | None = None
-
-    @property
-    def mlp_input(self) -> str:
-        """The hook, inside a block, whose tensor the MLP's branch and nothing else reads."""
-        return "mlp.hook_in" if self.shared_norm else "ln2.hook_in"
-
-
-FAMILIES: tuple[Family, ...] = (
-    Family("GPT-2", ("GPT2LMHeadModel",), ("gpt2", "distilgpt2")),
-    Family("GPT-Neo", ("GPTNeoForCausalLM",), ("EleutherAI/gpt-neo-125m",), attention_scale=1.0),
-    Family("GPT-NeoX", ("GPTNeoXForCausalLM",), ("EleutherAI/pythia-160m",)),
-    Family("Llama", ("LlamaForCausalLM",), ("HuggingFaceTB/SmolLM2-135M",)),
-    Family("Mistral", ("MistralForCausalLM",), ("mistralai/Mistral-7B-v0.1",)),
-    Family("Mixtral", ("MixtralForCausalLM",), ("mistralai/Mixtral-8x7B-v0.1",)),
-    Family("Qwen2", ("Qwen2ForCausalLM",), ("Qwen/Qwen2.5-0.5B",)),
-    Family("Qwen3", ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("Qwen/Qwen3-0.6B",)),
-    Family("Gemma", ("GemmaForCausalLM",), ("google/gemma-2b",)),
-    Family("Phi", ("PhiForCausalLM",), ("microsoft/phi-1_5",), shared_norm=True),
-    Family("Phi-3", ("Phi3ForCausalLM",), ("microsoft/Phi-3-mini-4k-instruct",)),
-)
 
 
 def bundled_names() -> tuple[str, ...]:
@@ -171,9 +130,10 @@ def _read_network(directory: Path, name: str, dtype: torch.dtype) -> PreTrainedM
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
     except (ValueError, OSError) as error:
         raise ModelError(f"The config.json of {name!r} cannot be read: {error}") from error
-    family_of(getattr(config, "architectures", None), name)
+    family = family_of(getattr(config, "architectures", None), name)
+    loader = AutoModelForMaskedLM if family.masked else AutoModelForCausalLM
     try:
-        network, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+        network, report = loader.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             directory,
             config=config,
             dtype=dtype,
@@ -251,6 +211,8 @@ def _bridge(
 ) -> TransformerBridge:
     architectures = network.config.architectures or [type(network).__name__]
     _fuse_activations(network)
+    if architectures[0] == _distilbert.ARCHITECTURE:
+        _distilbert.register()
     bridge = build_bridge_from_module(
         network.eval(),
         architectures[0],

@@ -17,10 +17,11 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedTokenizerBase
 
 from circuitkd._sampling import Drawn, Key, Sampler
+from circuitkd._task_schema import END
 from circuitkd._tokenising import NO_SPAN, open_reader
 from circuitkd._vocabulary import usable_words
 from circuitkd.errors import InputError
-from circuitkd.models import tokenizer_of
+from circuitkd.models import family_of_model, tokenizer_of
 from circuitkd.tasks import Task
 
 __all__ = ["PromptGroup", "Prompts", "compared_positions", "sample", "sample_pair", "tokenised"]
@@ -32,12 +33,12 @@ class PromptGroup:
 
     Attributes:
         template: index of the template within the task or variant.
-        clean: token ids, BOS included where there is one; the model answers at the last position.
+        clean: token ids, special ones included; the model answers at position ``answer``.
         corrupted: the same prompts with other words at the corrupted slots.
         correct: token id of the correct answer.
         incorrect: token id of the answer that it is compared with.
         positions: label -> position of the last token of its word, the same in ``clean`` and
-            ``corrupted``; ``END`` is the last position.
+            ``corrupted``; ``END`` is that of the answer.
         texts: the clean prompts.
         corrupted_texts: the corrupted ones.
         index: place of each prompt in sampling order, 0 to n - 1 over all groups.
@@ -45,7 +46,8 @@ class PromptGroup:
         candidates: for metrics over sets, the token ids of all right and wrong endings.
         valid: which candidates are right, prompt by prompt.
         spans: characters ``[start, stop)`` of the clean text that each position reads, without
-            the space around them; -1 for a BOS. ``None`` in a group made by hand.
+            the space around them; -1 for special tokens. ``None`` in a group made by hand.
+        answer: the position of the answer: the last one (-1), or that of an encoder's mask.
     """
 
     template: int
@@ -61,6 +63,7 @@ class PromptGroup:
     candidates: Int[Tensor, "candidate"] | None = None
     valid: Bool[Tensor, "batch candidate"] | None = None
     spans: Int[Tensor, "batch pos 2"] | None = None
+    answer: int = -1
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -198,7 +201,8 @@ def sample(
             first prompts of a larger sample are those of a smaller one.
         seed: the same seed gives the same prompts.
         variant: an out-of-distribution variant of the task.
-        bos: ``"auto"``: what the tokenizer itself does; ``"none"``; or a token to begin with.
+        bos: ``"auto"``: what the tokenizer itself does; ``"none"``; or a token to begin with. An
+            encoder always reads its tokenizer's own special tokens.
 
     Raises:
         InputError: ``n`` or ``seed`` out of range.
@@ -213,9 +217,15 @@ def sample(
     >>> bool((group.positions["END"] == group.clean.shape[1] - 1).all())
     True
     """
-    vocabularies = [int(model.cfg.d_vocab)]
     (prompts,) = tokenised(
-        task, [tokenizer_of(model)], n, seed, variant=variant, bos=bos, vocabularies=vocabularies
+        task,
+        [tokenizer_of(model)],
+        n,
+        seed,
+        variant=variant,
+        bos=bos,
+        vocabularies=[int(model.cfg.d_vocab)],
+        masked=[family_of_model(model).masked],
     )
     return prompts
 
@@ -247,7 +257,8 @@ def sample_pair(
         seed,
         variant=variant,
         bos=bos,
-        vocabularies=[int(teacher.cfg.d_vocab), int(student.cfg.d_vocab)],
+        vocabularies=[int(model.cfg.d_vocab) for model in (teacher, student)],
+        masked=[family_of_model(model).masked for model in (teacher, student)],
     )
     return teacher_prompts, student_prompts
 
@@ -261,17 +272,21 @@ def tokenised(
     variant: str | None = None,
     bos: str = "auto",
     vocabularies: Sequence[int | None] | None = None,
+    masked: Sequence[bool] | None = None,
 ) -> tuple[Prompts, ...]:
     """The same ``n`` prompts for each of some tokenizers; what ``sample`` is made of.
 
     ``vocabularies`` are the numbers of tokens that the models know, in order; ``None`` for any.
-    For the rest see ``sample``.
+    ``masked`` says which of the models fill in a mask; by default none. For the rest see
+    ``sample``.
     """
     _check(n, seed)
     limits = vocabularies or [None] * len(tokenizers)
     readers = tuple(
-        open_reader(tokenizer, bos, limit)
-        for tokenizer, limit in zip(tokenizers, limits, strict=True)
+        open_reader(tokenizer, bos, limit, masked=fills)
+        for tokenizer, limit, fills in zip(
+            tokenizers, limits, masked or [False] * len(tokenizers), strict=True
+        )
     )
     plain = task.with_variant(variant)
     sampler = Sampler(plain, readers, usable_words(plain, readers), seed)
@@ -306,6 +321,7 @@ def _group(which: int, placed: Sequence[tuple[int, Drawn]], means: Sequence[Draw
     clean = [each.clean[which] for each in drawn]
     endings = drawn[0].endings
     labels = dict(clean[0].positions)
+    at_end = labels[END] == len(clean[0].ids) - 1
     return PromptGroup(
         template=drawn[0].prompt.template,
         clean=torch.tensor([reading.ids for reading in clean]),
@@ -325,6 +341,7 @@ def _group(which: int, placed: Sequence[tuple[int, Drawn]], means: Sequence[Draw
         if endings
         else None,
         spans=torch.tensor([reading.spans for reading in clean]),
+        answer=-1 if at_end else labels[END],
     )
 
 
@@ -339,8 +356,9 @@ def compared_positions(
 
     Returns:
         Teacher's and student's positions, the k-th of one belonging to the k-th of the other.
-        Where both cut every text of the group into the same words these are all positions (a BOS
-        only if both have one); elsewhere those of the labels, ``END`` included, in text order.
+        Where both cut every text of the group into the same words and end it alike (with the last
+        word, or with a mask) these are all positions, a BOS only if both have one; elsewhere those
+        of the labels, ``END`` included, in text order.
 
     Raises:
         InputError: the groups hold different prompts.
@@ -360,11 +378,16 @@ def _all_positions(teacher: PromptGroup, student: PromptGroup) -> list[tuple[int
     if ours is None or theirs is None:
         same = torch.equal(teacher.clean, student.clean)
         return [(position, position) for position in range(lengths[0])] if same else None
-    starts = [int((spans[0, :, 0] == NO_SPAN[0]).sum()) for spans in (ours, theirs)]
+    starts = [_leading_specials(spans[0]) for spans in (ours, theirs)]
     if not torch.equal(ours[:, starts[0] :], theirs[:, starts[1] :]):
         return None
     kept = (range(start - min(starts), end) for start, end in zip(starts, lengths, strict=True))
     return list(zip(*kept, strict=True))
+
+
+def _leading_specials(spans: Int[Tensor, "pos 2"]) -> int:
+    words = (spans[:, 0] != NO_SPAN[0]).nonzero()
+    return int(words[0]) if len(words) else len(spans)
 
 
 def _labelled_positions(teacher: PromptGroup, student: PromptGroup) -> list[tuple[int, int]]:

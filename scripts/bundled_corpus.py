@@ -25,12 +25,14 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from circuitkd.tasks import Task
 
 END_OF_TEXT, UNKNOWN = "<|endoftext|>", "[UNK]"
+BEGIN, END, MASK, PAD = "[CLS]", "[SEP]", "[MASK]", "[PAD]"  # of the encoders
 
 # Words and punctuation take their leading space along; four digits are two pieces of two.
 PIECES = r" ?\p{L}+| ?\d{2}(?=\d{2}(?!\d))| ?\d+| ?[^\s\p{L}\d]+|\s"
@@ -51,8 +53,11 @@ def is_held_out(text: str) -> bool:
 # --- tokenizer ---------------------------------------------------------------------------------
 
 
-def build_tokenizer(tasks: Mapping[str, Task]) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer over every text that the tasks and their variants can make."""
+def build_tokenizer(tasks: Mapping[str, Task], *, masked: bool = False) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer over every text that the tasks and their variants can make.
+
+    ``masked``: with the special tokens of an encoder, which it puts around every text.
+    """
     split = Sequence(
         [
             Split(Regex(PIECES), behavior="isolated"),
@@ -62,15 +67,21 @@ def build_tokenizer(tasks: Mapping[str, Task]) -> PreTrainedTokenizerFast:
     found: set[str] = set()
     for text in all_texts(tasks):
         found.update(piece for piece, _ in split.pre_tokenize_str(text))
-    words = [UNKNOWN, END_OF_TEXT, *sorted(found)]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
+    special = [PAD, UNKNOWN, BEGIN, END, MASK] if masked else [UNKNOWN, END_OF_TEXT]
+    places = {word: i for i, word in enumerate([*special, *sorted(found)])}
+    tokenizer = Tokenizer(WordLevel(places, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = ByteLevelDecoder()
+    names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+    if masked:
+        names = {"cls_token": BEGIN, "sep_token": END, "mask_token": MASK, "pad_token": PAD}
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{BEGIN} $A {END}", special_tokens=[(t, places[t]) for t in (BEGIN, END)]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token=UNKNOWN,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
+        **names,
         model_max_length=N_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
@@ -78,7 +89,7 @@ def build_tokenizer(tasks: Mapping[str, Task]) -> PreTrainedTokenizerFast:
 
 def token_id(tokenizer: PreTrainedTokenizerFast, text: str) -> int:
     """The id of a text that is one token."""
-    (found,) = tokenizer(text)["input_ids"]
+    (found,) = tokenizer(text, add_special_tokens=False)["input_ids"]
     return found
 
 
@@ -110,12 +121,17 @@ class Document:
 
 @dataclass(frozen=True)
 class Batch:
-    """Documents padded on the right, which a causal model cannot see; padding has no target."""
+    """Documents padded on the right; padding has no target.
+
+    ``real``: which positions hold text. ``None`` for a causal model, which never sees the padding.
+    """
 
     ids: Int[Tensor, "doc pos"]
     positions: Int[Tensor, "doc pos"]
-    target: Bool[Tensor, "doc pos"]  # position whose next token counts as text
+    label: Int[Tensor, "doc pos"]  # what is to be said at each position
+    target: Bool[Tensor, "doc pos"]  # position whose label counts as text
     answer: Bool[Tensor, "doc pos"]  # position that predicts the answer
+    real: Bool[Tensor, "doc pos"] | None = None
 
 
 class Corpus:
@@ -187,13 +203,18 @@ class Corpus:
             rows.append([*row, stop, end] if document.answer else row)
             lengths.append(len(rows[-1]))
         width = max(lengths)
-        # Half of them begin later, so that a position means little by itself.
-        room = [int(self.rng.integers(N_POSITIONS - width + 1)) for _ in rows]
-        starts = [start if self.rng.random() < 0.5 else 0 for start in room]
         places = torch.arange(width)
+        ids = torch.tensor([row + [end] * (width - len(row)) for row in rows])
         return Batch(
-            ids=torch.tensor([row + [end] * (width - len(row)) for row in rows]),
-            positions=torch.tensor(starts)[:, None] + places,
+            ids=ids,
+            positions=self.positions(size, width),
+            label=ids.roll(-1, dims=1),
             target=places < torch.tensor(lengths)[:, None] - 1,
             answer=places == torch.tensor(answers)[:, None],
         )
+
+    def positions(self, size: int, width: int) -> Int[Tensor, "doc pos"]:
+        """Half of the documents begin later, so that a position means little by itself."""
+        room = [int(self.rng.integers(N_POSITIONS - width + 1)) for _ in range(size)]
+        starts = [start if self.rng.random() < 0.5 else 0 for start in room]
+        return torch.tensor(starts)[:, None] + torch.arange(width)

@@ -1,15 +1,16 @@
-"""Train the bundled pair: ``circuitkd/bundled/tiny-teacher`` and ``tiny-student``.
+"""Train the bundled pairs: ``tiny-teacher`` and ``tiny-student``, and the encoders of that name.
 
 The teacher learns the text of ``bundled_corpus``; the student begins as some of the teacher's
 layers and learns the teacher's logits on such text. Run it with ``make bundled``; it prints its
-evaluation, on texts that were held out, and writes ``circuitkd/bundled/README.md``.
+evaluation, on texts that were held out, and writes ``circuitkd/bundled/README.md`` (for the
+encoders ``README-mlm.md``).
 """
 
 import argparse
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +25,18 @@ from bundled_corpus import (
     is_held_out,
     token_id,
 )
+from bundled_masked import MaskedCorpus, masked_ids, masked_student_of, new_teacher
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from circuitkd.tasks import Task, TextPrompt, load_task, task_names
 
@@ -58,7 +67,7 @@ class Schedule:
         return self.rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def next_token_loss(
+def token_loss(
     logits: Float[Tensor, "doc pos token"],
     batch: Batch,
     teacher: Float[Tensor, "doc pos token"] | None,
@@ -67,12 +76,11 @@ def next_token_loss(
     if teacher is not None:
         log_p, log_q = teacher.log_softmax(-1), logits.log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
-    following = batch.ids.roll(-1, dims=1)
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), following, reduction="none")
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch.label, reduction="none")
 
 
 def train(
-    model: GPT2LMHeadModel, corpus: Corpus, schedule: Schedule, teacher: GPT2LMHeadModel | None
+    model: PreTrainedModel, corpus: Corpus, schedule: Schedule, teacher: PreTrainedModel | None
 ) -> None:
     """Train ``model`` in place, on the text or (with a teacher) on the teacher's logits."""
     optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.01, betas=(0.9, 0.98))
@@ -80,12 +88,15 @@ def train(
     for step in range(schedule.steps):
         optimiser.param_groups[0]["lr"] = schedule.rate_at(step)
         batch = corpus.batch(schedule.batch)
+        given = {"position_ids": batch.positions}
+        if batch.real is not None:
+            given["attention_mask"] = batch.real
         goal = None
         if teacher is not None:
             with torch.no_grad():
-                goal = teacher(batch.ids, position_ids=batch.positions).logits
-        logits = model(batch.ids, position_ids=batch.positions).logits
-        loss = next_token_loss(logits, batch, goal)
+                goal = teacher(batch.ids, **given).logits
+        logits = model(batch.ids, **given).logits
+        loss = token_loss(logits, batch, goal)
         answer = loss[batch.answer].mean()
         text = loss[batch.target].mean()
         optimiser.zero_grad()
@@ -128,16 +139,16 @@ def student_of(teacher: GPT2LMHeadModel, layers: Sequence[int] = STUDENT_LAYERS)
     return student
 
 
-def save(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """An ordinary HF directory; weights as float16, loaded as float32."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.config.architectures = ["GPT2LMHeadModel"]
+    model.config.architectures = [type(model).__name__]
     model.config.dtype = "float32"
     model.config.save_pretrained(folder)
     weights = {
         name: value.detach().half().contiguous()
         for name, value in model.state_dict().items()
-        if name != "lm_head.weight"  # tied to the embedding
+        if name not in (model._tied_weights_keys or ())  # to the embedding
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(folder)
@@ -165,7 +176,7 @@ def held_out_prompts(task: Task, n: int, seed: int) -> list[TextPrompt]:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompts: list[TextPrompt]
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[TextPrompt]
 ) -> Figures:
     """Counts of prompts answered right.
 
@@ -174,8 +185,10 @@ def evaluate(
     """
     top1 = pair = 0
     for prompt in prompts:
-        ids = tokenizer(prompt.clean.text, return_tensors="pt")["input_ids"]
-        p = model(ids).logits[0, -1].softmax(-1)
+        ids, place = tokenizer(prompt.clean.text)["input_ids"], -1
+        if tokenizer.mask_token is not None:
+            ids, place = masked_ids(tokenizer, prompt.clean.text)
+        p = model(torch.tensor([ids])).logits[0, place].softmax(-1)
         right, wrong = (
             [token_id(tokenizer, word) for word in words]
             for words in (
@@ -197,7 +210,7 @@ def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
 
 
 def evaluate_all(
-    models: Mapping[str, GPT2LMHeadModel],
+    models: Mapping[str, PreTrainedModel],
     tokenizer: PreTrainedTokenizerFast,
     tasks: Mapping[str, Task],
     n: int,
@@ -221,13 +234,9 @@ def evaluate_all(
 # --- the whole ---------------------------------------------------------------------------------
 
 README = """\
-# The bundled pair
+# The bundled {title}
 
-`tiny-teacher` (GPT-2 architecture, 4 layers of 8 heads, d_model 128) and `tiny-student` (2 layers
-of 8 heads; it began as the teacher's embeddings, final norm and layers {layers} and learnt the
-teacher's logits). Their tokenizer is word-level, over the words of the shipped tasks: anything else
-is `[UNK]`. They know nothing but these tasks; they are there so that everything works offline and
-in seconds.
+{about}
 
 `make bundled` trains them again ({minutes:.0f} minutes when these were made, {threads} thread(s),
 seed {seed}; {teacher} steps for the teacher, {student} for the student) and writes this file. What
@@ -248,6 +257,60 @@ fixed.
 {rows}
 """
 
+DECODERS = """\
+`tiny-teacher` (GPT-2 architecture, 4 layers of 8 heads, d_model 128) and `tiny-student` (2 layers
+of 8 heads; it began as the teacher's embeddings, final norm and layers {layers} and learnt the
+teacher's logits). Their tokenizer is word-level, over the words of the shipped tasks: anything else
+is `[UNK]`. They know nothing but these tasks; they are there so that everything works offline and
+in seconds."""
+
+ENCODERS = """\
+`tiny-teacher-mlm` (BERT architecture, 4 layers of 4 heads, d_model 128) and `tiny-student-mlm`
+(DistilBERT architecture, 2 layers of 4 heads; it began as the teacher's embeddings, head and layers
+{layers} and learnt the teacher's logits). They read a task's text with a mask at the answer,
+`[CLS] text [MASK] . [SEP]`. Their tokenizer is word-level, over the words of the shipped tasks."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What differs between the two pairs."""
+
+    title: str
+    about: str
+    suffix: str
+    file: str
+    masked: bool
+    corpus: type[Corpus]
+    teacher: Callable[[int, int], PreTrainedModel]
+    student: Callable[..., PreTrainedModel]
+    load: type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]
+
+
+PAIRS = {
+    "decoders": Pair(
+        "pair",
+        DECODERS,
+        "",
+        "README.md",
+        False,
+        Corpus,
+        new_model,
+        student_of,
+        AutoModelForCausalLM,
+    ),
+    "encoders": Pair(
+        "encoders",
+        ENCODERS,
+        "-mlm",
+        "README-mlm.md",
+        True,
+        MaskedCorpus,
+        new_teacher,
+        masked_student_of,
+        AutoModelForMaskedLM,
+    ),
+}
+
 
 def cell(figures: Figures, key: str) -> str:
     low, high = wilson(figures[key], figures["n"])
@@ -262,7 +325,8 @@ def table_row(task: str, variant: str, figures: Mapping[str, Figures]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the bundled teacher and student.")
+    parser = argparse.ArgumentParser(description="Train the bundled teachers and students.")
+    parser.add_argument("--pair", choices=list(PAIRS), action="append", help="by default all")
     parser.add_argument("--out", type=Path, default=BUNDLED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -271,31 +335,39 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=500, help="prompts per task and variant")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    for name in options.pair or PAIRS:
+        train_pair(PAIRS[name], options)
+
+
+def train_pair(pair: Pair, options: argparse.Namespace) -> None:
+    """Train, save and evaluate a teacher and its student."""
     torch.manual_seed(options.seed)
     start = time.time()
-
+    folders = {name: f"tiny-{name}{pair.suffix}" for name in ("teacher", "student")}
     tasks = {name: load_task(name) for name in task_names()}
-    tokenizer = build_tokenizer(tasks)
-    teacher = new_model(len(tokenizer), layers=4)
-    print(f"tiny-teacher: {teacher.num_parameters():,} parameters, {len(tokenizer)} words")
-    train(teacher, Corpus(tasks, tokenizer, options.seed), Schedule(options.teacher_steps), None)
-    save(teacher, tokenizer, options.out / "tiny-teacher")
-    student = student_of(teacher)
-    print(f"tiny-student: {student.num_parameters():,} parameters")
-    corpus = Corpus(tasks, tokenizer, options.seed + 1)
+    tokenizer = build_tokenizer(tasks, masked=pair.masked)
+    teacher = pair.teacher(len(tokenizer), 4)
+    print(f"{folders['teacher']}: {teacher.num_parameters():,} parameters, {len(tokenizer)} words")
+    schedule = Schedule(options.teacher_steps)
+    train(teacher, pair.corpus(tasks, tokenizer, options.seed), schedule, None)
+    save(teacher, tokenizer, options.out / folders["teacher"])
+    student = pair.student(teacher, STUDENT_LAYERS)
+    print(f"{folders['student']}: {student.num_parameters():,} parameters")
+    corpus = pair.corpus(tasks, tokenizer, options.seed + 1)
     train(student, corpus, Schedule(options.student_steps), teacher)
-    save(student, tokenizer, options.out / "tiny-student")
+    save(student, tokenizer, options.out / folders["student"])
 
     minutes = (time.time() - start) / 60
     print(f"Trained in {minutes:.1f} minutes. Held-out prompts, weights as saved:")
     # What is evaluated is what was written, rounding included.
     models = {
-        name: GPT2LMHeadModel.from_pretrained(options.out / f"tiny-{name}").eval()
-        for name in ("teacher", "student")
+        name: pair.load.from_pretrained(options.out / folder).eval()
+        for name, folder in folders.items()
     }
     table = evaluate_all(models, tokenizer, tasks, options.n, options.seed + 2)
     text = README.format(
-        layers=" and ".join(map(str, STUDENT_LAYERS)),
+        title=pair.title,
+        about=pair.about.format(layers=" and ".join(map(str, STUDENT_LAYERS))),
         minutes=minutes,
         threads=options.threads,
         seed=options.seed,
@@ -306,7 +378,7 @@ def main() -> None:
         vocabulary=len(tokenizer),
         rows="\n".join(table_row(*line) for line in table),
     )
-    (options.out / "README.md").write_text(text, encoding="utf-8")
+    (options.out / pair.file).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def random_prompts(
     means: int = 64,
     bos: bool = False,
     metric: str = "logit_difference",
+    answer: int = -1,
 ) -> Prompts:
     """Groups of random tokens; sampling order is shuffled over the groups."""
     generator = torch.Generator().manual_seed(seed)
@@ -95,13 +96,14 @@ def random_prompts(
             corrupted=tokens(batch, length),
             correct=tokens(batch, 1)[:, 0],
             incorrect=tokens(batch, 1)[:, 0],
-            positions={"END": torch.full((batch,), length - 1)},
+            positions={"END": torch.full((batch,), answer % length)},
             texts=("",) * batch,
             corrupted_texts=("",) * batch,
             index=order[number],
             means=tokens(means, length),
             candidates=torch.arange(10, 30),
             valid=torch.rand(batch, 20, generator=generator) > 0.5,
+            answer=answer,
         )
         for number, (length, batch) in enumerate(zip(lengths, batches, strict=True))
     )

@@ -21,7 +21,7 @@ def slow_metric(
         gone = [node for node in component_nodes_of(model) if node not in kept]
         hooks = [_ablating(model, group, node, ablation) for node in gone]
         with torch.no_grad(), model.hooks(fwd_hooks=hooks):
-            logits = model(group.clean)[:, -1]
+            logits = model(group.clean)[:, group.answer]
         values[group.index] = logit_difference(logits, group.correct, group.incorrect)
     return values
 

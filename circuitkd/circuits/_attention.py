@@ -31,7 +31,8 @@ class LayerAttention:
         self._replay, self.layer = replay, layer
         self._layout = layout_of(replay.model)
         block = replay.model.blocks[layer]
-        self._norm, attention = block.ln1, block.attn
+        attention = block.attn
+        self._norm = None if replay.family.norms == "after" else block.ln1
         self._weights = {kind: _weight(attention, kind) for kind in ATTENTION_KINDS}
         self._biases = {kind: _bias(attention, kind) for kind in ATTENTION_KINDS}
         self._output_bias = _bias(attention, "O")
@@ -49,7 +50,9 @@ class LayerAttention:
 
     @torch.no_grad()
     def normed(self, stream: Float[Tensor, "*stack pos d_model"]) -> Tensor:
-        """The stream after the layer norm before attention."""
+        """What attention reads: the stream, behind the layer norm where one comes before it."""
+        if self._norm is None:
+            return stream
         return self._norm(stream.flatten(0, -3)).unflatten(0, stream.shape[:-2])
 
     @torch.no_grad()
@@ -102,12 +105,12 @@ class LayerAttention:
     def at_end(
         self, stream: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch head d_head"]:
-        """What ``attend`` gives all heads at the last position.
+        """What ``attend`` gives all heads at the answer's position.
 
         Values are not computed: the pattern is applied to what they are projected from.
         """
         normed = self.normed(stream)
-        query = self.project_all("q", normed[:, -1:])
+        query = self.project_all("q", normed[:, self._replay.answer_slice])
         key = self.for_query_heads(self.project_all("k", normed))
         pattern = self.pattern(query, key)[:, :, 0]
         read = einsum(pattern, normed, "b head key, b key d -> b head d")
@@ -208,11 +211,11 @@ class CleanHeads:
         self,
         receiver: Receiver,
         stream: Float[Tensor, "batch stack pos d_model"],
-        last: int | None = None,
+        positions: slice = slice(None),
     ) -> Float[Tensor, "batch stack _ d_model"]:
         """Change of the attention's output when ``receiver`` reads ``stream``, all else clean.
 
-        ``last``: only the last so many positions of the output.
+        ``positions``: of the output; all, or the answer's.
         """
         heads = self._layout.query_heads(receiver)
         group = heads.start * self._layout.n_kv_heads // self._layout.n_heads
@@ -224,7 +227,6 @@ class CleanHeads:
         }
         normed = self._attention.normed(stream)
         parts[receiver.kind] = self._attention.project(receiver.kind, index, normed)[:, :, None]
-        positions = slice(None if last is None else -last, None)
         z = self._attention.attend(parts["q"][..., positions, :], parts["k"], parts["v"])
         change = z - self._z[:, None, heads, positions]
         return einsum(

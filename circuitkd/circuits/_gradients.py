@@ -14,6 +14,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitkd.circuits._joins import PARTS
 from circuitkd.circuits._senders import Written
 from circuitkd.circuits.edges import ATTENTION_KINDS, layout_of
 from circuitkd.circuits.engine import Edit, Replay, hooked
@@ -27,9 +28,10 @@ from circuitkd.prompts import PromptGroup
 class Gradients:
     """Gradients at named places (``q.3``, ``mlp_in.3``, ``z.3``, ``end``), and what the run did.
 
-    ``norm`` holds ``normalized.3`` and ``scale.3``, of the layer norm before attention: its input
-    (centred, unless it is an RMS norm) over its scale, and the scale. ``written`` are the senders'
-    outputs.
+    ``norm`` holds ``before.normalized.3`` and ``before.scale.3``, of the layer norm before
+    attention: its input (centred, unless it is an RMS norm) over its scale, and the scale; and the
+    same of the norms, if any, with which attention (``attention.scale.3``) and MLP
+    (``mlp.scale.3``) join the stream. ``written`` are the senders' outputs.
     """
 
     gradient: dict[str, Tensor]
@@ -67,11 +69,12 @@ def metric_gradients(
     for layer in range(replay.n_layers):
         for place in dict.fromkeys((*places, "z", "mlp")):
             edits[f"blocks.{layer}.{points[place]}"] = _own_view(value, f"{place}.{layer}")
-        for part in ("normalized", "scale"):
-            edits[f"blocks.{layer}.ln1.hook_{part}"] = _keep(norm, f"{part}.{layer}")
-    edits["ln_final.hook_in"] = _own_view(value, "end")
+        for use, name in _norms(replay).items():
+            for part in ("normalized", "scale"):
+                edits[f"blocks.{layer}.{name}.hook_{part}"] = _keep(norm, f"{use}.{part}.{layer}")
+    edits[replay.family.end] = _own_view(value, "end")
     # Not contiguous, it would be multiplied with a copy of the unembedding for each prompt.
-    edits["unembed.hook_in"] = lambda stream: stream[:, -1:].contiguous()
+    edits["unembed.hook_in"] = lambda stream: stream[:, replay.answer_slice].contiguous()
     start = embed.detach().requires_grad_()
     edits["blocks.0.hook_in"] = lambda _stream: start
     with torch.enable_grad(), hooked(edits, replay.model):
@@ -85,7 +88,18 @@ def metric_gradients(
         name: torch.zeros_like(wanted[name]) if gradient is None else gradient
         for name, gradient in zip(wanted, gradients, strict=True)
     }
+    for name in found:
+        if name.startswith("mlp"):  # of all prompts in one row, in some networks
+            found[name] = found[name].reshape(embed.shape)
     return Gradients(found, norm, _written(replay, embed, value))
+
+
+def _norms(replay: Replay) -> dict[str, str]:
+    """Layer norms of a block whose working must be known: what for, and their names."""
+    before = {} if replay.family.norms == "after" else {"before": "ln1"}
+    if replay.joins.additive:
+        return before
+    return before | {part: replay.joins.norm_name(part) for part in PARTS}
 
 
 def _written(replay: Replay, embed: Tensor, value: dict[str, Tensor]) -> Written:
@@ -94,7 +108,7 @@ def _written(replay: Replay, embed: Tensor, value: dict[str, Tensor]) -> Written
     return Written(
         embed,
         tuple(one.unflatten(2, replay.W_O(layer).shape[:2]) for layer, one in enumerate(z)),
-        tuple(value[f"mlp.{layer}"].detach() for layer in layers),
+        tuple(value[f"mlp.{layer}"].detach().reshape(embed.shape) for layer in layers),
     )
 
 
@@ -102,23 +116,29 @@ def _written(replay: Replay, embed: Tensor, value: dict[str, Tensor]) -> Written
 def receiver_gradients(
     replay: Replay, layer: int, seen: Gradients
 ) -> Float[Tensor, "batch receiver pos d_model"]:
-    """Gradient at the input residual stream, before the layer norm, of each query, key and value.
+    """Gradient at the input residual stream, before a layer norm, of each query, key and value.
 
     In the order of ``Layout.attention_receivers``. The layer norm is y = w x / |x| up to constants,
     with x centred unless it is an RMS norm; back through it a gradient loses what lies along x.
     """
-    along, scale = seen.norm[f"normalized.{layer}"], seen.norm[f"scale.{layer}"]
+    along, scale = (
+        seen.norm.get(f"before.normalized.{layer}"),
+        seen.norm.get(f"before.scale.{layer}"),
+    )
     weights = _normed_weights(replay, layer)
     n_receivers = sum(len(weight) for weight in weights)
-    found = along.new_empty(n_receivers, *along.shape)  # receiver first: one matrix each
+    like = seen.written.embed if along is None else along
+    found = like.new_empty(n_receivers, *like.shape)  # receiver first: one matrix each
     first = 0
     for kind, weight in zip(ATTENTION_KINDS, weights, strict=True):
-        gradient = seen.gradient[f"{kind}.{layer}"].flatten(2) / scale  # in the norm's dtype
+        gradient = seen.gradient[f"{kind}.{layer}"].flatten(2)
+        gradient = gradient if scale is None else gradient / scale  # in the norm's dtype
         gradient = rearrange(gradient, "b pos (h d_head) -> h (b pos) d_head", h=len(weight))
         own = found[first : first + len(weight)]
         torch.bmm(gradient, weight.mT.to(found.dtype), out=own.flatten(1, 2))
         first += len(weight)
-    _lose_what_lies_along(found, along)
+    if along is not None:
+        _lose_what_lies_along(found, along)
     return rearrange(found, "receiver b pos d -> b receiver pos d")
 
 
@@ -128,10 +148,10 @@ def mlp_gradient(replay: Replay, layer: int, seen: Gradients) -> Float[Tensor, "
 
     Where the norm is shared with attention, the network shows the MLP's own input behind it only.
     """
-    along, scale = seen.norm[f"normalized.{layer}"], seen.norm[f"scale.{layer}"]
     gradient = seen.gradient[f"mlp_in.{layer}"]
     if not replay.family.shared_norm:
         return gradient
+    along, scale = seen.norm[f"before.normalized.{layer}"], seen.norm[f"before.scale.{layer}"]
     norm: Any = replay.model.blocks[layer].ln1
     gradient = gradient * norm_gain(replay.model, norm) / scale
     if not norm.uses_rms_norm:
@@ -151,6 +171,8 @@ def _lose_what_lies_along(
 def _normed_weights(replay: Replay, layer: int) -> list[Float[Tensor, "head d_model d_head"]]:
     """Weights of queries, keys, values on the normalised stream, times the layer norm's own."""
     block = replay.model.blocks[layer]
+    if replay.family.norms == "after":
+        return [getattr(block.attn, f"W_{kind.upper()}").detach() for kind in ATTENTION_KINDS]
     norm: Any = block.ln1
     gain = norm_gain(replay.model, norm)
     weights = []
@@ -169,17 +191,22 @@ def edge_products(
 ) -> Float[Tensor, "batch edge"]:
     """For every edge, the sender's change times the receiver's gradient, summed over positions.
 
-    In the order of ``Layout.edges``. One layer's gradients are held at a time.
+    In the order of ``Layout.edges``. One layer's gradients are held at a time. Where joins are more
+    than a sum, what a receiver reads changes by the sender's change carried along them.
     """
-    layout = layout_of(replay.model)
+    layout, joins, at = layout_of(replay.model), replay.joins, replay.answer_slice
+    changes = changes if joins.additive else changes.clone()
     parts = []
     for layer in range(replay.n_layers):
         attention, mlp = layout.attention_receivers(layer), layout.layer_receivers(layer)[-1]
+        earlier, before = layout.n_before(attention[0]), layout.n_before(mlp)
         gradients = receiver_gradients(replay, layer, seen)
-        parts.append(_products(gradients, changes[:, : layout.n_before(attention[0])]))
+        parts.append(_products(gradients, changes[:, :earlier]))
+        joins.carry(layer, "attention", changes, earlier, layout.n_heads, seen.norm)
         read = mlp_gradient(replay, layer, seen)[:, None]
-        parts.append(_products(read, changes[:, : layout.n_before(mlp)]))
-    parts.append(_products(seen.gradient["end"][:, None, -1:], changes[:, :, -1:]))
+        parts.append(_products(read, changes[:, :before]))
+        joins.carry(layer, "mlp", changes, before, 1, seen.norm)
+    parts.append(_products(seen.gradient["end"][:, None, at], changes[:, :, at]))
     return torch.cat(parts, 1)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._attention import LayerAttention
+from circuitkd.circuits._joins import PARTS
 from circuitkd.circuits._senders import (
     Ablation,
     Replacements,
@@ -109,7 +110,7 @@ def _group_parts(
     ablation: Ablation,
     batch_size: int | None,
 ) -> list[tuple[Tensor, "_PatchedSlice"]]:
-    replay = Replay(model, group.clean)
+    replay = Replay(model, group.clean, group.answer)
     n_pos = group.clean.shape[1]
     rows = rows_per_batch(model, n_pos, batch_size)
     replacements = Replacements(replay, group, ablation, rows)
@@ -145,6 +146,7 @@ class _PatchedSlice:
         self._layout: Layout = layout_of(replay.model)
         self._mask: Tensor | None = None
         self._streams = [embed]
+        self._written: dict[int, Tensor] = {}  # by join, where joins are more than a sum
         shape = (len(embed), len(self._layout.senders), *embed.shape[1:])
         self._changes = embed.new_zeros(shape)  # replaced minus own output of each sender
         self._changes[:, 0] = other.embed - embed
@@ -157,7 +159,8 @@ class _PatchedSlice:
         for layer in range(first, self._replay.n_layers):
             self._streams.append(self._block(layer, self._streams[layer], mask))
         self._mask = mask.clone()
-        end = self._read_by(self._streams[-1][:, -1:], mask[-1:], slice(-1, None))
+        joins, answer = 2 * self._replay.n_layers, self._replay.answer_slice
+        end = self._read_by(self._streams[-1], mask[-1:], joins, answer)
         return self._read(end[:, 0, -1][None], self._prompts)[0]
 
     def _first_difference(self, mask: Tensor) -> int:
@@ -174,20 +177,31 @@ class _PatchedSlice:
     ) -> Float[Tensor, "batch _ d_model"]:
         """The stream after a block; after the last one, at the answer position only."""
         layout, replay = self._layout, self._replay
-        at = slice(-1 if layer == replay.n_layers - 1 else None, None)
+        at = replay.at(layer)
         first = layer * len(layout.layer_receivers(layer))
         mlp_row = first + len(layout.attention_receivers(layer))
         z = self._heads(layer, pre, mask[first:mlp_row], at)
-        mid = pre[:, at] + self._attentions[layer].output(z)
+        attention = self._attentions[layer].output(z)
+        self._keep_written(2 * layer, at, attention)
+        mid = replay.after_attention(layer, pre[:, at], attention)
         sender = 1 + layer * (layout.n_heads + 1)
         change = replay.head_writes(layer, self._other.z[layer][:, at] - z)
         self._changes[:, sender : sender + layout.n_heads, at] = rearrange(
             change, "b pos head d -> b head pos d"
         )
         own = pre[:, at] if replay.parallel else mid
-        mlp = replay.mlp(layer, self._read_by(own, mask[mlp_row : mlp_row + 1], at)[:, 0])
+        read = self._read_by(own, mask[mlp_row : mlp_row + 1], 2 * layer + 1, at)
+        mlp = replay.mlp(layer, read[:, 0])
+        self._keep_written(2 * layer + 1, at, mlp)
         self._changes[:, sender + layout.n_heads, at] = self._other.mlp[layer][:, at] - mlp
-        return mid + mlp
+        return replay.after_mlp(layer, mid, mlp)
+
+    def _keep_written(
+        self, join: int, at: slice, written: Float[Tensor, "batch _ d_model"]
+    ) -> None:
+        if not self._replay.joins.additive:
+            kept = self._written.setdefault(join, torch.zeros_like(self._streams[0]))
+            kept[:, at] = written
 
     def _heads(
         self,
@@ -199,7 +213,7 @@ class _PatchedSlice:
         """The layer's z at some positions, every head's inputs read along their own edges."""
         attention = self._attentions[layer]
         kinds, which = torch.unique(mask, dim=0, return_inverse=True)
-        normed = attention.normed(self._read_by(pre, kinds))
+        normed = attention.normed(self._read_by(pre, kinds, 2 * layer))
         parts: dict[str, list[Tensor]] = {kind: [] for kind in ATTENTION_KINDS}
         for receiver, row in zip(
             self._layout.attention_receivers(layer), which.tolist(), strict=True
@@ -215,14 +229,35 @@ class _PatchedSlice:
         self,
         stream: Float[Tensor, "batch pos d_model"],
         mask: Bool[Tensor, "receiver sender"],
+        n_joins: int,
         positions: slice = slice(None),
     ) -> Float[Tensor, "batch receiver pos d_model"]:
-        """What receivers with these patched edges read where the plain stream is ``stream``."""
-        used = mask.any(0).nonzero()[:, 0]
-        if len(used) == 0:
+        """What receivers with these patched edges read where the plain stream is ``stream``.
+
+        ``n_joins``: how many writes of attentions and MLPs have joined the stream before them.
+        """
+        if not mask.any():
             return stream[:, None].expand(-1, len(mask), -1, -1)
-        changes = self._changes[:, used.to(stream.device), positions]
-        along = mask[:, used].to(stream.device, stream.dtype)
-        return stream[:, None] + einsum(
-            along, changes, "receiver sender, b sender pos d -> b receiver pos d"
-        )
+        joins, senders = self._replay.joins, len(self._layout.senders)
+        if joins.additive:
+            return stream[:, None] + self._patched(mask, slice(senders), positions)
+        read = self._streams[0][:, None, positions] + self._patched(mask, slice(1), positions)
+        first = 1
+        for number in range(n_joins):
+            layer, part = number // 2, PARTS[number % 2]
+            own = slice(first, first + (1 if part == "mlp" else self._layout.n_heads))
+            written = self._written[number][:, None, positions]
+            written = written + self._patched(mask, own, positions)
+            read, first = joins.join(layer, part, read, written), own.stop
+        return read
+
+    def _patched(
+        self, mask: Bool[Tensor, "receiver sender"], senders: slice, positions: slice
+    ) -> Float[Tensor, "batch receiver pos d_model"] | float:
+        """What some senders' patched edges add to what they write."""
+        used = mask[:, senders].any(0).nonzero()[:, 0] + (senders.start or 0)
+        if len(used) == 0:
+            return 0.0
+        changes = self._changes[:, used.to(self._changes.device), positions]
+        along = mask[:, used].to(changes.device, changes.dtype)
+        return einsum(along, changes, "receiver sender, b sender pos d -> b receiver pos d")

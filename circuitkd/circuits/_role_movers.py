@@ -45,7 +45,7 @@ def group_copying(
     """
     names = torch.unique(torch.cat([t for g in prompts.groups for t in (g.correct, g.incorrect)]))
     answer = torch.searchsorted(names, group.correct.contiguous())
-    replay = Replay(model, group.clean)
+    replay = Replay(model, group.clean, group.answer)
     rows = rows_per_batch(model, group.clean.shape[1], batch_size)
     pre, means = replay.embed(group.clean), replay.embed(group.means)
     up, down = [], []
@@ -105,16 +105,16 @@ def group_inhibition(
     ``effect = max(0, 1 - patched / clean)``, averaged over the movers by their weights; movers that
     do not come after the head count as 0.
     """
-    replay = Replay(model, group.clean)
+    replay = Replay(model, group.clean, group.answer)
     n_pos = group.clean.shape[1]
     rows = rows_per_batch(model, n_pos, batch_size)
-    usual = [seen.z[:, -1].mean(0) for seen in trace(replay, group.means, rows).layers]
+    usual = [seen.z[:, replay.answer].mean(0) for seen in trace(replay, group.means, rows).layers]
     total = sum(movers.values())
     parts = []
     for prompts in prompt_slices(replay, len(group), n_pos, rows):
         run = trace(replay, group.clean[prompts], rows)
         changes = [
-            replay.head_writes(layer, z - seen.z[:, -1])
+            replay.head_writes(layer, z - seen.z[:, replay.answer])
             for layer, (z, seen) in enumerate(zip(usual, run.layers, strict=True))
         ]
         effect = torch.zeros(len(run.embed), replay.n_layers, model.cfg.n_heads)
@@ -139,7 +139,7 @@ def _lost_odds(
     pre = run.entering(layer)
     attention = LayerAttention(replay, layer, pre[:1])
     keys = attention.for_query_heads(attention.project_all("k", attention.normed(pre)))
-    end = pre[:, None, -1:]
+    end = pre[:, None, replay.answer_slice]
     stream = torch.cat([end, end + changes[:, :, None]], 1)  # the clean one, then all patched ones
     query = attention.project("q", head, attention.normed(stream))
     pattern = attention.pattern(query, keys[:, head, None])[:, :, 0].cpu()

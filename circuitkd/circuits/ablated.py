@@ -83,7 +83,7 @@ def _group_parts(
     ablation: str,
     batch_size: int | None,
 ) -> "list[tuple[Tensor, _AblatedSlice]]":
-    replay = Replay(model, group.clean)
+    replay = Replay(model, group.clean, group.answer)
     rows = rows_per_batch(model, group.clean.shape[1], batch_size)
     read = metric_readout(replay, group, metric)
     shared = None if ablation == "resample" else _replacements(replay, group, ablation, rows)
@@ -151,7 +151,7 @@ class _AblatedSlice:
         for layer in range(first, self._replay.n_layers):
             self._streams.append(self._block(layer, self._streams[layer], kept))
         self._kept = kept
-        return self._read(self._streams[-1][None, :, -1], self._prompts)[0]
+        return self._read(self._streams[-1][None, :, -1], self._prompts)[0]  # the answer's alone
 
     def _first_difference(self, kept: frozenset[Node]) -> int:
         """The first layer with other nodes than in the last run; ``n_layers`` where none has."""
@@ -162,11 +162,11 @@ class _AblatedSlice:
 
     def _block(self, layer: int, pre: Tensor, kept: Collection[Node]) -> Tensor:
         """The stream after a block; after the last one, at the answer position only."""
-        at = slice(-1 if layer == self._replay.n_layers - 1 else None, None)
+        at = self._replay.at(layer)
         mid = self._mid(layer, pre, kept, at)
         if Node.mlp(layer) in kept:
             return self._replay.finish(layer, pre[:, at], mid)
-        return mid + self._other[layer].mlp[:, at]
+        return self._replay.after_mlp(layer, mid, self._other[layer].mlp[:, at])
 
     @torch.no_grad()
     def _mid(self, layer: int, pre: Tensor, kept: Collection[Node], at: slice) -> Tensor:
@@ -178,9 +178,9 @@ class _AblatedSlice:
             z[:, :, heads] = self._heads(layer, pre)[:, at][:, :, heads]
         else:
             z = other[:, at]
-        mid = pre[:, at] + einsum(z, weights, "b pos head d_head, head d_head d -> b pos d")
-        bias = getattr(self._replay.model.blocks[layer].attn, "b_O", None)
-        return mid if bias is None else mid + bias
+        written = einsum(z, weights, "b pos head d_head, head d_head d -> b pos d")
+        written = written + self._replay.attention_bias(layer)
+        return self._replay.after_attention(layer, pre[:, at], written)
 
     def _heads(self, layer: int, pre: Tensor) -> Float[Tensor, "batch pos head d_head"]:
         """What the layer's heads compute from what enters it, ablated or not."""

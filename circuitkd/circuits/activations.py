@@ -102,7 +102,7 @@ def _record_group(
     places: Int[Tensor, "batch compared"],
     batch_size: int | None,
 ) -> _GroupRecord:
-    replay = Replay(model, group.clean)
+    replay = Replay(model, group.clean, group.answer)
     rows = rows_per_batch(model, group.clean.shape[1], batch_size)
     clean, means = replay.embed(group.clean), replay.embed(group.means)
     record = _GroupRecord([], [], [])

@@ -197,7 +197,7 @@ def _scores(
     scores = torch.zeros(len(prompts), width)
     done = 0
     for number, group in enumerate(prompts.groups):
-        replay = Replay(model, group.clean)
+        replay = Replay(model, group.clean, group.answer)
         n_pos = group.clean.shape[1]
         rows = rows_per_batch(model, n_pos, batch_size)
         replace = Replacements(replay, group, ablation, rows)

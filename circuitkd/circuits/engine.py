@@ -3,15 +3,16 @@
 One forward pass over a single prompt records how the network calls each of its blocks (masks,
 positions). Prompts of one shape need nothing else, so afterwards every block can be called alone
 on any batch of residual streams. The same pass checks that the engine understands the network:
-the writes of heads and MLPs must sum to its residual stream and give its logits.
+the writes of heads and MLPs must join to its residual stream (``circuitkd.circuits._joins``) and
+give its logits.
 
 Hooks are plain PyTorch hooks on TransformerLens' hook points. They are removed when the block
 that set them ends, however it ends, and must fire exactly once a call.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 
+from circuitkd.circuits._joins import Joins
 from circuitkd.errors import ArchitectureError, HookError, InputError
 from circuitkd.models import device_of, family_of_model, is_parallel, model_label
 
@@ -27,6 +29,10 @@ _CPU_TOKENS = 740  # larger stacks leave the caches of a CPU and run slower
 _GPU_TOKENS = 65_536
 
 Edit = Callable[[Tensor], Tensor | None]
+
+
+class _EnoughSeenError(Exception):
+    """Ends a forward pass whose rest is not wanted."""
 
 
 @contextmanager
@@ -66,7 +72,9 @@ def hooked(edits: Mapping[str, Edit], model: TransformerBridge) -> Iterator[None
 class Observed:
     """What one block did on a batch of prompts."""
 
+    pre: Float[Tensor, "batch pos d_model"]  # the stream that enters
     z: Float[Tensor, "batch pos head d_head"]
+    attention: Float[Tensor, "batch pos d_model"]  # what it writes
     read: Float[Tensor, "batch pos d_model"]  # by the MLP, before its layer norm
     mid: Float[Tensor, "batch pos d_model"]  # the stream after attention
     mlp: Float[Tensor, "batch pos d_model"]
@@ -75,26 +83,32 @@ class Observed:
 
     def of(self, prompts: slice) -> "Observed":
         """The same of some of the prompts."""
-        pattern = None if self.pattern is None else self.pattern[prompts]
-        return Observed(
-            self.z[prompts],
-            self.read[prompts],
-            self.mid[prompts],
-            self.mlp[prompts],
-            self.post[prompts],
-            pattern,
-        )
+        return self._each(lambda part: part[prompts])
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Observed]") -> "Observed":
+        """The same of the prompts of all parts."""
+        kept = (field.name for field in fields(cls) if getattr(parts[0], field.name) is not None)
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in kept})
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Observed":
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Observed(**{name: change(part) for name, part in kept.items() if part is not None})
 
 
 class Replay:
     """The blocks of one model, each callable alone, for prompts of one token length.
 
     Promises: ``block(l, embed(tokens))`` chained over all layers is the network's own residual
-    stream, and ``end_logits`` of its last position the network's own logits. Does not promise
+    stream, and ``end_logits`` of its answer position the network's own logits. Does not promise
     gradients, and holds only for prompts as long as the one it was made with.
+
+    ``answer``: the position at which the model answers, the last one or an encoder's mask.
     """
 
-    def __init__(self, model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:
+    def __init__(
+        self, model: TransformerBridge, tokens: Int[Tensor, "batch pos"], answer: int = -1
+    ) -> None:
         if model.training:
             raise InputError(
                 f"{model_label(model)} is in training mode, where dropout makes every run another: "
@@ -103,6 +117,12 @@ class Replay:
         self.model = model
         self.family = family_of_model(model)
         self.parallel = is_parallel(model)
+        self.joins = Joins(model, self.family)
+        self.cap: float | None = getattr(
+            model.original_model.config, "final_logit_softcapping", None
+        )
+        self.answer = answer
+        self.answer_slice = slice(answer, answer + 1 if answer != -1 else None)
         self.n_layers: int = model.cfg.n_layers
         self.device = device_of(model)
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -113,7 +133,19 @@ class Replay:
     @torch.no_grad()
     def embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream that enters block 0."""
-        return self.model(tokens.to(self.device), stop_at_layer=0, use_cache=False)
+        entering: list[Tensor] = []
+
+        def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            entering.append(args[0] if args else kwargs["hidden_states"])
+            raise _EnoughSeenError
+
+        handle = self.model.blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with suppress(_EnoughSeenError):
+                self.model(tokens.to(self.device), use_cache=False)
+        finally:
+            handle.remove()
+        return entering[0]
 
     @torch.no_grad()
     def block(
@@ -131,7 +163,7 @@ class Replay:
         seen: dict[str, Tensor] = {}
         points = {
             "z": "attn.hook_z",
-            "attention": "attn.hook_out",
+            "attention": "attn.o.hook_out",
             "mlp": "mlp.hook_out",
         }
         if pattern:
@@ -142,18 +174,43 @@ class Replay:
         seen["z"] = rearrange(
             seen["z"].flatten(2), "batch pos (head d) -> batch pos head d", d=self.model.cfg.d_head
         )
-        mid = pre + seen["attention"]
+        mid = self.after_attention(layer, pre, seen["attention"])
         read = pre if self.parallel else mid
-        return Observed(seen["z"], read, mid, seen["mlp"], post, seen.get("pattern"))
+        mlp = seen["mlp"].reshape(mid.shape)
+        pattern_seen = seen.get("pattern")
+        return Observed(pre, seen["z"], seen["attention"], read, mid, mlp, post, pattern_seen)
+
+    @torch.no_grad()
+    def after_attention(
+        self,
+        layer: int,
+        pre: Float[Tensor, "*#stack pos d_model"],
+        written: Float[Tensor, "*#stack pos d_model"],
+    ) -> Float[Tensor, "*stack pos d_model"]:
+        """The stream after attention, from the stream before it and what its heads write."""
+        return self.joins.join(layer, "attention", pre, written)
+
+    @torch.no_grad()
+    def after_mlp(
+        self,
+        layer: int,
+        mid: Float[Tensor, "*#stack pos d_model"],
+        written: Float[Tensor, "*#stack pos d_model"],
+    ) -> Float[Tensor, "*stack pos d_model"]:
+        """The stream after a block, from the stream after its attention and what its MLP writes."""
+        return self.joins.join(layer, "mlp", mid, written)
+
+    def at(self, layer: int) -> slice:
+        """The positions that count after a layer's attention: in the last one, the answer's."""
+        return self.answer_slice if layer == self.n_layers - 1 else slice(None)
 
     @torch.no_grad()
     def mlp(
         self, layer: int, read: Float[Tensor, "*stack pos d_model"]
     ) -> Float[Tensor, "*stack pos d_model"]:
         """What the MLP of a layer writes when it reads the residual stream ``read``."""
-        block = self.model.blocks[layer]
-        normed = (block.ln1 if self.family.shared_norm else block.ln2)(read.flatten(0, -3))
-        return _first(block.mlp(normed)).unflatten(0, read.shape[:-2])
+        written = self.family.mlp(self.model.blocks[layer], read.flatten(0, -3))
+        return written.reshape(read.shape)  # some networks line up the tokens of all prompts
 
     def finish(
         self,
@@ -162,19 +219,19 @@ class Replay:
         mid: Float[Tensor, "*stack pos d_model"],
     ) -> Float[Tensor, "*stack pos d_model"]:
         """The rest of a block from the residual streams before and after its attention."""
-        return mid + self.mlp(layer, pre if self.parallel else mid)
+        return self.after_mlp(layer, mid, self.mlp(layer, pre if self.parallel else mid))
 
     def end_after_attention(
         self, layer: int, seen: Observed, change: Float[Tensor, "*stack batch pos d_model"]
     ) -> Float[Tensor, "*stack batch d_model"]:
-        """The final stream at the last position, with ``change`` added to what attention writes."""
-        last = layer == self.n_layers - 1
-        at = slice(-1 if last else None, None)
+        """The final stream at the answer, with ``change`` added to what attention writes."""
+        last, at = layer == self.n_layers - 1, self.at(layer)
         if self.parallel:
             post = seen.post[:, at] + change[..., at, :]
         else:
-            mid = seen.mid[:, at] + change[..., at, :]
-            post = mid + self.mlp(layer, mid)
+            written = seen.attention[:, at] + change[..., at, :]
+            mid = self.after_attention(layer, seen.pre[:, at], written)
+            post = self.after_mlp(layer, mid, self.mlp(layer, mid))
         stack = post.shape[:-2]
         end = post[..., -1, :] if last else self.end_after_block(layer, post.flatten(0, -3))
         return end.reshape(*stack, -1)
@@ -183,28 +240,44 @@ class Replay:
     def end_after_block(
         self, layer: int, post: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch d_model"]:
-        """The final residual stream at the last position, from the output of block ``layer``.
+        """The final residual stream at the answer, from the output of block ``layer``.
 
-        The last block's W_O and MLP read the last position only: nothing after them looks
+        The last block's W_O and MLP read the answer's position only: nothing after them looks
         elsewhere. (The residual stream then holds wrong values at all other positions.)
         """
         last = self.n_layers - 1
         for later in range(layer + 1, last):
             post = self.block(later, post)
         if layer < last:
-            cut: dict[str, Edit] = {f"blocks.{last}.attn.o.hook_in": _last_position}
+            cut: dict[str, Edit] = {f"blocks.{last}.attn.o.hook_in": self._at_answer}
             with hooked(cut | self.short_mlp(last), self.model):
                 post = self.block(last, post)
-        return post[:, -1]
+        return post[:, self.answer]
 
     def short_mlp(self, layer: int) -> dict[str, Edit]:
-        """Edits that let the MLP read the last position only, where the block's output is right."""
-        return {f"blocks.{layer}.{self.family.mlp_input}": _last_position}
+        """Edits that let the MLP read the answer's position only, where the output is right."""
+        if self.family.flat_mlp:
+            return {}  # there are no positions any more that could be cut
+        return {f"blocks.{layer}.{self.family.mlp_input}": self._at_answer}
+
+    @torch.no_grad()
+    def final(self, end: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """What the unembedding reads: the final stream behind the final norm, or the head's part
+        before the unembedding in an encoder.
+        """
+        return self.family.head(self.model, end)
 
     @torch.no_grad()
     def end_logits(self, end: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        """All logits at the last position."""
-        return self.model.unembed(self.model.ln_final(end[:, None]))[:, 0]
+        """All logits at the answer's position."""
+        return self.capped(self.model.unembed(self.final(end[:, None]))[:, 0])
+
+    def capped(self, logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Logits behind the network's own soft cap, where it has one (Gemma 2)."""
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
+
+    def _at_answer(self, tensor: Tensor) -> Tensor:
+        return tensor[:, self.answer_slice]
 
     @torch.no_grad()
     def head_writes(
@@ -216,6 +289,11 @@ class Replay:
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:  # noqa: N802
         """The output matrices of a layer's heads."""
         return self.model.blocks[layer].attn.W_O.detach()
+
+    def attention_bias(self, layer: int) -> Tensor | float:
+        """What a layer's attention writes beside its heads."""
+        bias = getattr(self.model.blocks[layer].attn, "b_O", None)
+        return 0.0 if bias is None else bias.detach()
 
     # ------------------------------------------------------------------ recording and checking
 
@@ -231,7 +309,7 @@ class Replay:
         edits = {
             f"blocks.{layer}.{point}": _keep(seen, f"{point}.{layer}")
             for layer in range(self.n_layers)
-            for point in ("attn.hook_z", "attn.hook_out", "mlp.hook_out")
+            for point in ("attn.hook_z", "attn.o.hook_out", "mlp.hook_out")
         }
         try:
             with hooked(edits, self.model):
@@ -241,7 +319,7 @@ class Replay:
                 handle.remove()
         if len(entering) != self.n_layers:
             raise HookError(f"{len(entering)} blocks ran in a network of {self.n_layers}.")
-        self._check(entering, seen, logits[:, -1])
+        self._check(entering, seen, logits[:, self.answer])
 
     def _keep_call(self, entering: list[Tensor]) -> Callable[..., None]:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -256,18 +334,20 @@ class Replay:
     ) -> None:
         stream = entering[0]
         for layer in range(self.n_layers):
-            attention = seen[f"attn.hook_out.{layer}"]
+            attention = seen[f"attn.o.hook_out.{layer}"]
             heads = self.W_O(layer)
             z = seen[f"attn.hook_z.{layer}"].flatten(2)
             z = z.unflatten(2, (heads.shape[0], heads.shape[1]))
-            writes = self.head_writes(layer, z).sum(-2) + _bias(self.model.blocks[layer].attn)
+            writes = self.head_writes(layer, z).sum(-2) + self.attention_bias(layer)
             self._require_equal(writes, attention, f"heads of layer {layer} sum to its attention")
-            stream = stream + attention + seen[f"mlp.hook_out.{layer}"]
+            mid = self.after_attention(layer, stream, attention)
+            mlp = seen[f"mlp.hook_out.{layer}"].reshape(mid.shape)
+            stream = self.after_mlp(layer, mid, mlp)
             if layer + 1 < self.n_layers:
                 self._require_equal(
-                    stream, entering[layer + 1], f"writes up to layer {layer} sum to the residual"
+                    stream, entering[layer + 1], f"writes up to layer {layer} join to the residual"
                 )
-        own = self.end_logits(stream[:, -1])
+        own = self.end_logits(stream[:, self.answer])
         self._require_equal(own, logits, "residual stream gives the logits")
 
     def _require_equal(self, ours: Tensor, theirs: Tensor, what: str) -> None:
@@ -293,17 +373,8 @@ def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _last_position(tensor: Tensor) -> Tensor:
-    return tensor[:, -1:]
-
-
 def _keep(seen: dict[str, Tensor], key: str) -> Edit:
     def keep(tensor: Tensor) -> None:
         seen[key] = tensor.detach()
 
     return keep
-
-
-def _bias(attention: nn.Module) -> Tensor | float:
-    bias = getattr(attention, "b_O", None)
-    return 0.0 if bias is None else bias.detach()

@@ -157,7 +157,7 @@ class _GroupRun:
         ablation: str,
         batch_size: int | None,
     ) -> None:
-        self.replay = Replay(model, group.clean)
+        self.replay = Replay(model, group.clean, group.answer)
         self.read: Readout = metric_readout(self.replay, group, metric)
         self.rows = rows_per_batch(model, group.clean.shape[1], batch_size)
         self.ablation = ablation
@@ -173,7 +173,7 @@ class _GroupRun:
 
     def clean_metric(self) -> Float[Tensor, "batch"]:
         """The metric of the clean stream, once it is behind the last layer."""
-        return self._metric(lambda rows: self.clean[rows, -1])
+        return self._metric(lambda rows: self.clean[rows, self.replay.answer])
 
     def ablated(self, layer: int) -> Float[Tensor, "batch node"]:
         """The metric with each of the layer's heads ablated, then with its MLP; advances."""
@@ -181,7 +181,7 @@ class _GroupRun:
         replacement_z, replacement_mlp = self._replacements(layer, seen)
         self.clean = seen.post
         heads = self._head_metrics(layer, seen, replacement_z)
-        post = seen.post - seen.mlp + replacement_mlp
+        post = self.replay.after_mlp(layer, seen.mid, replacement_mlp)
         mlp = self._metric(lambda rows: self.replay.end_after_block(layer, post[rows]))
         return torch.cat([heads, mlp[None]]).T
 
@@ -239,16 +239,7 @@ def observe_in_slices(
     ]
     if len(parts) == 1:
         return parts[0]
-    return Observed(
-        z=torch.cat([part.z for part in parts]),
-        read=torch.cat([part.read for part in parts]),
-        mid=torch.cat([part.mid for part in parts]),
-        mlp=torch.cat([part.mlp for part in parts]),
-        post=torch.cat([part.post for part in parts]),
-        pattern=torch.cat([part.pattern for part in parts if part.pattern is not None])
-        if pattern
-        else None,
-    )
+    return Observed.joined(parts)
 
 
 def _slices(n: int, size: int) -> list[slice]:

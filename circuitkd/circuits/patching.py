@@ -31,6 +31,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._attention import CleanHeads, LayerAttention
 from circuitkd.circuits._edge_results import EdgeEffects
+from circuitkd.circuits._joins import PARTS, Part
 from circuitkd.circuits._patched import EdgePatcher, patched_run
 from circuitkd.circuits._senders import (
     Replacements,
@@ -191,7 +192,7 @@ class _GroupRun:
         checkpoint: Checkpoint,
     ) -> None:
         self.group, self.through_mlps, self.checkpoint = group, through_mlps, checkpoint
-        self.replay = Replay(model, group.clean)
+        self.replay = Replay(model, group.clean, group.answer)
         self.layout = layout_of(model)
         self.read: Readout = metric_readout(self.replay, group, metric)
         n_pos = group.clean.shape[1]
@@ -270,8 +271,8 @@ class _SliceRun:
         other = replacements(prompts, self.clean.written)
         self.changes = sender_changes(group.replay, self.clean.written, other)
         self.senders = sorted({sender for _, sender, _ in group.pairs})
-        self.passed = 0  # MLPs whose recomputed changes are in ``changes``
-        end = self.clean.entering(self.replay.n_layers)[:, -1]
+        self.passed = 0  # joins (two a layer) that ``changes`` were carried along
+        end = self.clean.entering(self.replay.n_layers)[:, self.replay.answer]
         self.clean_metric = group.read(end[None], prompts)[0]
 
     @torch.no_grad()
@@ -279,7 +280,7 @@ class _SliceRun:
         """metric(patched) - metric(clean) of edges into receivers of one stage."""
         receiver = pairs[0][2]
         layer = self.replay.n_layers if receiver.layer is None else receiver.layer
-        self._pass_mlps(layer)
+        self._carry_to(2 * layer + (receiver.kind == "mlp" and not self.replay.parallel))
         heads = self._heads(layer) if receiver.is_attention else None
         stack = max(1, self.group.rows // len(self.clean.embed))
         if receiver.kind == "logits":
@@ -294,45 +295,45 @@ class _SliceRun:
         return (torch.cat(parts) - self.clean_metric).T.contiguous()
 
     def _logits(self, pairs: Sequence[Pair]) -> Float[Tensor, "batch edge d_model"]:
-        end = self.clean.entering(self.replay.n_layers)[:, -1]
-        return end[:, None] + self.changes[:, [sender for _, sender, _ in pairs], -1]
+        answer = self.replay.answer
+        end = self.clean.entering(self.replay.n_layers)[:, answer]
+        return end[:, None] + self.changes[:, [sender for _, sender, _ in pairs], answer]
 
     def _end(
         self, layer: int, pairs: Sequence[Pair], heads: CleanHeads | None
     ) -> Float[Tensor, "batch edge d_model"]:
         """Final residual streams with the receivers' changed outputs."""
-        last = 1 if layer == self.replay.n_layers - 1 else None
+        replay, at = self.replay, self.replay.at(layer)
         seen = self.clean.layers[layer]
-        positions = slice(None if last is None else -last, None)
-        mid = seen.mid[:, None, positions]
         if heads is None:
-            change = self.changes[:, [sender for _, sender, _ in pairs]][:, :, positions]
-            after = mid + self.replay.mlp(layer, seen.read[:, None, positions] + change)
-            end = self._onward(layer, after.flatten(0, 1))
+            change = self.changes[:, [sender for _, sender, _ in pairs]][:, :, at]
+            written = replay.mlp(layer, seen.read[:, None, at] + change)
+            after = replay.after_mlp(layer, seen.mid[:, None, at], written)
         else:
-            entering = self.clean.entering(layer)[:, None]
+            entering = seen.pre[:, None]
             parts = []
             for receiver, own in groupby(pairs, key=lambda pair: pair[2]):
                 stream = entering + self.changes[:, [sender for _, sender, _ in own]]
-                parts.append(heads.write_change(receiver, stream, last))
-            moved = mid + torch.cat(parts, 1)
+                parts.append(heads.write_change(receiver, stream, at))
+            written = seen.attention[:, None, at] + torch.cat(parts, 1)
+            moved = replay.after_attention(layer, entering[:, :, at], written)
             # Where the MLP reads what enters the block, it reads the clean stream.
-            after = self.replay.finish(layer, entering[:, :, positions].expand_as(moved), moved)
-            end = self._onward(layer, after.flatten(0, 1))
-        return end.unflatten(0, (len(seen.mid), len(pairs)))
+            after = replay.finish(layer, entering[:, :, at].expand_as(moved), moved)
+        return self._onward(layer, after.flatten(0, 1)).unflatten(0, after.shape[:2])
 
     def _onward(
         self, layer: int, stream: Float[Tensor, "batch _ d_model"]
     ) -> Float[Tensor, "batch d_model"]:
-        """The final residual stream at the last position, from the output of block ``layer``."""
+        """The final residual stream at the answer, from the output of block ``layer``."""
         last = self.replay.n_layers - 1
         if layer == last:
-            return stream[:, -1]
+            return stream[:, -1]  # the answer's position is all there is
         for later in range(layer + 1, last):
             stream = self.replay.block(later, stream)
         attention = self.group.attention(last, self.clean.entering(last))
-        pre = stream[:, -1:]
-        mid = pre + attention.output(attention.at_end(stream))[:, None]
+        pre = stream[:, self.replay.answer_slice]
+        written = attention.output(attention.at_end(stream))[:, None]
+        mid = self.replay.after_attention(last, pre, written)
         return self.replay.finish(last, pre, mid)[:, -1]
 
     def _heads(self, layer: int) -> CleanHeads:
@@ -340,18 +341,46 @@ class _SliceRun:
         attention = self.group.attention(layer, entering)
         return CleanHeads(attention, self.replay, entering, self.clean.layers[layer].z)
 
-    def _pass_mlps(self, layer: int) -> None:
-        """Where MLPs recompute, let every sender's change pass through those before ``layer``."""
-        if not self.group.through_mlps:
-            return
-        for mlp in range(self.passed, layer):
-            before = self.group.layout.n_before(Receiver("mlp", mlp))
-            senders = [sender for sender in self.senders if sender < before]
-            seen = self.clean.layers[mlp]
-            stack = max(1, self.group.rows // len(self.clean.embed))
-            for first in range(0, len(senders), stack):
-                chunk = senders[first : first + stack]
-                change = self.changes[:, chunk]
-                changed = self.replay.mlp(mlp, seen.read[:, None] + change)
-                self.changes[:, chunk] = change + changed - seen.mlp[:, None]
-        self.passed = max(self.passed, layer)
+    def _carry_to(self, join: int) -> None:
+        """Turn changes of what senders write into changes of the stream that enters a join.
+
+        Join 2 l is that of layer l's attention with the stream, join 2 l + 1 that of its MLP.
+        """
+        layout, additive = self.group.layout, self.replay.joins.additive
+        for number in range(self.passed, join):
+            layer, part = number // 2, PARTS[number % 2]
+            if additive and not (part == "mlp" and self.group.through_mlps):
+                continue  # what is added stays what it was
+            receiver = Receiver("mlp", layer) if part == "mlp" else Receiver("q", layer, 0)
+            before = layout.n_before(receiver)
+            self._carry(layer, part, [s for s in self.senders if s < before], own=False)
+            if not additive:
+                after = before + (1 if part == "mlp" else layout.n_heads)
+                self._carry(layer, part, [s for s in self.senders if before <= s < after], own=True)
+        self.passed = max(self.passed, join)
+
+    def _carry(self, layer: int, part: Part, senders: Sequence[int], *, own: bool) -> None:
+        """Carry the changes of some senders along one join; ``own``: those of its part itself."""
+        stack = max(1, self.group.rows // len(self.clean.embed))
+        for first in range(0, len(senders), stack):
+            chunk = senders[first : first + stack]
+            self.changes[:, chunk] = self._behind(layer, part, self.changes[:, chunk], own=own)
+
+    def _behind(
+        self, layer: int, part: Part, change: Float[Tensor, "batch stack pos d_model"], *, own: bool
+    ) -> Float[Tensor, "batch stack pos d_model"]:
+        joins, seen = self.replay.joins, self.clean.layers[layer]
+        stream, written, after = (
+            (seen.mid, seen.mlp, seen.post)
+            if part == "mlp"
+            else (seen.pre, seen.attention, seen.mid)
+        )
+        stream, written, after = stream[:, None], written[:, None], after[:, None]
+        if own:
+            return joins.join(layer, part, stream, written + change) - after
+        again = written
+        if part == "mlp" and self.group.through_mlps:
+            again = self.replay.mlp(layer, seen.read[:, None] + change)
+        if joins.additive:
+            return change + again - written
+        return joins.join(layer, part, stream + change, again) - after

@@ -40,9 +40,23 @@ def _logit_readout(replay: Replay, group: PromptGroup) -> Readout:
 
     @torch.no_grad()
     def read(end: Tensor, prompts: slice) -> Tensor:
-        normed = model.ln_final(end).float()
+        normed = replay.final(end).float()
         value = einsum(normed, direction[prompts], "stack batch d, batch d -> stack batch")
         return (value + offset[prompts]).cpu()
+
+    return read if replay.cap is None else _capped_readout(replay, correct, incorrect)
+
+
+def _capped_readout(replay: Replay, correct: Tensor, incorrect: Tensor) -> Readout:
+    """A soft cap bends each logit by itself, so both are computed."""
+
+    @torch.no_grad()
+    def read(end: Tensor, prompts: slice) -> Tensor:
+        rows = torch.arange(end.shape[1], device=end.device)
+        stack = [replay.end_logits(one).float() for one in end]
+        return torch.stack(
+            [one[rows, correct[prompts]] - one[rows, incorrect[prompts]] for one in stack]
+        ).cpu()
 
     return read
 

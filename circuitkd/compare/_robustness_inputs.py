@@ -82,7 +82,7 @@ def answers(
     top = torch.zeros(len(noise), len(prompts), dtype=torch.int64)
     rms = embedding_rms(model, prompts)
     for group in prompts.groups:
-        replay = Replay(model, group.clean)
+        replay = Replay(model, group.clean, group.answer)
         read = metric_readout(replay, group, prompts.metric)
         for rows in _slices(group, rows_per_batch(model, group.clean.shape[1], batch_size)):
             places = group.index[rows]

@@ -139,7 +139,7 @@ def record_sites(
     mlp = tuple(torch.zeros(shape) for _ in range(n_layers))
     residual = tuple(torch.zeros(shape) for _ in range(n_layers))
     for group in prompts.groups:
-        replay = Replay(model, group.clean)
+        replay = Replay(model, group.clean, group.answer)
         rows = rows_per_batch(model, group.clean.shape[1], batch_size)
         stream = replay.embed(group.clean)
         for layer in range(n_layers):

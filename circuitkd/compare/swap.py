@@ -275,7 +275,7 @@ class _GroupRun:
         places: Int[Tensor, "batch compared"],
         batch_size: int | None,
     ) -> None:
-        self.replay = Replay(model, group.clean)
+        self.replay = Replay(model, group.clean, group.answer)
         self.read = metric_readout(self.replay, group, metric)
         self.rows = rows_per_batch(model, group.clean.shape[1], batch_size)
         self.places = places.to(self.replay.device)
@@ -295,7 +295,9 @@ class _GroupRun:
     def clean_metric(self) -> Float[Tensor, "batch"]:
         """The metric of the clean stream, once it is behind the last layer."""
         slices = self._slices()
-        return torch.cat([self.read(self.clean[rows, -1][None], rows)[0] for rows in slices])
+        return torch.cat(
+            [self.read(self.clean[rows, self.replay.answer][None], rows)[0] for rows in slices]
+        )
 
     def measure(self, swap: _Swap, rows: slice) -> Float[Tensor, "candidate batch"]:
         """The metric with the node ablated, then with each candidate in its place."""
@@ -325,7 +327,8 @@ class _GroupRun:
         found = []
         for rows in self._slices():
             if node.head is None:
-                post = self.seen.post[rows] + change[rows]
+                mid, written = self.seen.mid[rows], self.seen.mlp[rows] + change[rows]
+                post = self.replay.after_mlp(self.layer, mid, written)
                 end = self.replay.end_after_block(self.layer, post)
             else:
                 seen = self.seen.of(rows)

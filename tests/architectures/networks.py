@@ -6,6 +6,12 @@ from typing import Any
 import torch
 from random_models import VOCABULARY, random_gpt2, random_llama
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GemmaConfig,
     GemmaForCausalLM,
     GPTNeoConfig,
@@ -16,6 +22,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -27,6 +35,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
 )
 
 WINDOW = 4  # of local attention: shorter than the prompts of the tests
@@ -64,6 +74,31 @@ def _gpt_neo() -> PreTrainedModel:
     return GPTNeoForCausalLM(config)
 
 
+def _gemma_2() -> PreTrainedModel:
+    """With soft caps that bite: scores and logits of these sizes occur."""
+    capped: dict[str, Any] = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    sizes: dict[str, Any] = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 8}
+    return Gemma2ForCausalLM(Gemma2Config(**_GROUPED, **capped, **sizes))
+
+
+def _opt() -> PreTrainedModel:
+    """Smooth, as those published are not: finite differences do not work on the kinks of a ReLU."""
+    config = OPTConfig(**_SIZES, ffn_dim=64, word_embed_proj_dim=32, activation_function="gelu")
+    return OPTForCausalLM(config)
+
+
+def _distilbert() -> PreTrainedModel:
+    config = DistilBertConfig(
+        n_layers=LAYERS,
+        n_heads=4,
+        dim=32,
+        hidden_dim=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+    )
+    return DistilBertForMaskedLM(config)
+
+
 _NETWORKS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2": lambda: random_gpt2(layers=LAYERS),
     "gpt-neo": _gpt_neo,
@@ -80,8 +115,13 @@ _NETWORKS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=16)),
     "qwen3-moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**_GROUPED, **_EXPERTS)),
     "gemma": lambda: GemmaForCausalLM(GemmaConfig(**_ONE_KEY, head_dim=16)),
+    "gemma-2": _gemma_2,
+    "opt": _opt,
     "phi": lambda: PhiForCausalLM(PhiConfig(**_SIZES)),
     "phi-3": lambda: Phi3ForCausalLM(Phi3Config(**_GROUPED)),
+    "bert": lambda: BertForMaskedLM(BertConfig(**_SIZES)),
+    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**_SIZES)),
+    "distilbert": _distilbert,
 }
 NAMES = tuple(_NETWORKS)
 

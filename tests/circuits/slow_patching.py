@@ -4,7 +4,7 @@ A receiver's input is changed with hooks at the receiver itself. An attention re
 key or value is taken from a second run of the whole layer on the changed stream.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,16 +12,18 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits.edges import Edge, Layout, Receiver
-from circuitkd.models import is_parallel
+from circuitkd.models import family_of_model, is_parallel
 from circuitkd.nodes import Node
 from circuitkd.prompts import PromptGroup
 
 Values = dict[str, Tensor]
 
 
-def run(model: TransformerBridge, tokens: Tensor, hooks: dict[str, Callable]) -> Tensor:
+def run(
+    model: TransformerBridge, tokens: Tensor, hooks: dict[str, Callable], answer: int = -1
+) -> Tensor:
     with torch.no_grad(), model.hooks(fwd_hooks=list(hooks.items())):
-        return model(tokens)[:, -1]
+        return model(tokens)[:, answer]
 
 
 def all_values(model: TransformerBridge, tokens: Tensor) -> Values:
@@ -42,9 +44,9 @@ def sender_values(
 
 def output_of(model: TransformerBridge, values: Values, sender: Node) -> Tensor:
     if sender.kind == "input":
-        return values["blocks.0.hook_resid_pre"]
+        return values["blocks.0.hook_in"]
     if sender.kind == "mlp":
-        return values[f"blocks.{sender.layer}.hook_mlp_out"]
+        return values[f"blocks.{sender.layer}.mlp.hook_out"]
     z = values[f"blocks.{sender.layer}.attn.hook_z"].flatten(2)
     assert sender.head is not None
     d_head = model.cfg.d_head
@@ -64,24 +66,24 @@ def slow_effect(
     change = sender_values(model, group, edge.sender, ablation) - sender_values(
         model, group, edge.sender, "clean"
     )
-    if mode == "through-mlps":
-        change = through_mlps(model, group, edge, change)
-    hooks = receiver_hooks(model, group, edge, change)
-    return metric(run(model, group.clean, hooks)) - metric(run(model, group.clean, {}))
+    hooks = receiver_hooks(model, group, edge, change, mode)
+    patched = run(model, group.clean, hooks, group.answer)
+    return metric(patched) - metric(run(model, group.clean, {}, group.answer))
 
 
 def receiver_hooks(
-    model: TransformerBridge, group: PromptGroup, edge: Edge, change: Tensor
+    model: TransformerBridge, group: PromptGroup, edge: Edge, change: Tensor, mode: str = "direct"
 ) -> dict[str, Callable]:
-    """Hooks that let the receiver, and nothing else, read its stream plus ``change``."""
+    """Hooks that let the receiver, and nothing else, read its stream with the sender changed."""
     receiver, layer = edge.receiver, edge.receiver.layer
+    with torch.no_grad():
+        stream = receiver_stream(model, group, edge, change, mode)
     if receiver.kind == "logits":
-        return {"ln_final.hook_in": lambda stream, hook: stream + change}
+        return {family_of_model(model).end: lambda _, hook: stream}
     if receiver.kind == "mlp":
         assert layer is not None
-        norm, read = mlp_reads(model, all_values(model, group.clean), layer)
         with torch.no_grad():
-            changed = norm(read + change)
+            changed = mlp_norm(model, layer)(stream)
         return {f"blocks.{layer}.mlp.hook_in": lambda _, hook: changed}
     part = f"blocks.{layer}.attn.{receiver.kind}.hook_out"
     kept: Values = {}
@@ -89,8 +91,7 @@ def receiver_hooks(
     def keep(tensor: Tensor, hook: object) -> None:
         kept["changed"] = tensor.clone()
 
-    move = {f"blocks.{layer}.ln1.hook_in": lambda stream, hook: stream + change, part: keep}
-    run(model, group.clean, move)
+    run(model, group.clean, {f"blocks.{layer}.hook_in": lambda _, hook: stream, part: keep})
 
     def replace(tensor: Tensor, hook: object) -> Tensor:
         assert tensor.ndim == 4  # TransformerLens shows hooks [batch pos head d_head] here
@@ -101,33 +102,73 @@ def receiver_hooks(
     return {part: replace}
 
 
-def through_mlps(
-    model: TransformerBridge, group: PromptGroup, edge: Edge, change: Tensor
+def receiver_stream(
+    model: TransformerBridge, group: PromptGroup, edge: Edge, change: Tensor, mode: str
 ) -> Tensor:
-    """Change of the receiver's stream when all heads are frozen and MLPs recompute."""
-    clean = all_values(model, group.clean)
-    first = edge.sender.layer if edge.sender.layer is not None else 0
-    if edge.sender.kind == "mlp" or (edge.sender.kind == "head" and is_parallel(model)):
-        first += 1  # the first MLP that reads it
-    last = model.cfg.n_layers if edge.receiver.layer is None else edge.receiver.layer
-    total = change.expand_as(clean["blocks.0.hook_resid_pre"])
-    for layer in range(first, last):
-        block, (norm, read) = model.blocks[layer], mlp_reads(model, clean, layer)
-        with torch.no_grad():
-            total = total + mlp_writes(block, norm(read + total)) - mlp_writes(block, norm(read))
-    return total
+    """The stream that the receiver reads, from the embedding on, with the sender's write changed.
+
+    All other writes are those of the clean run, but in mode ``through-mlps`` MLPs recompute.
+    """
+    clean, sender = all_values(model, group.clean), edge.sender
+    stream = output_of(model, clean, Node("input"))
+    stream = stream + (change if sender.kind == "input" else 0)
+    entering = stream
+    for layer, part in parts_before(model, edge.receiver):
+        if part == "attention":
+            entering = stream
+            written = clean[f"blocks.{layer}.attn.o.hook_out"]
+        elif mode == "through-mlps":
+            read = entering if is_parallel(model) else stream
+            written = mlp_writes(model, layer, mlp_norm(model, layer)(read))
+        else:
+            written = clean[f"blocks.{layer}.mlp.hook_out"]
+        if sender.layer == layer and (sender.kind == "mlp") == (part == "mlp"):
+            written = written + change
+        stream = joined(model, layer, part, stream, written)
+    return stream
 
 
-def mlp_reads(
-    model: TransformerBridge, values: Values, layer: int
-) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The layer norm before the MLP, and the stream that it reads."""
-    block, name = model.blocks[layer], f"blocks.{layer}.hook_resid_"
-    norm = block.ln2 if hasattr(block, "ln2") else block.ln1
-    return norm.original_component, values[name + ("mid" if f"{name}mid" in values else "pre")]
+def parts_before(model: TransformerBridge, receiver: Receiver) -> Iterator[tuple[int, str]]:
+    """What has written before a receiver reads."""
+    last = model.cfg.n_layers if receiver.layer is None else receiver.layer
+    for layer in range(last):
+        yield layer, "attention"
+        yield layer, "mlp"
+    if receiver.kind == "mlp" and not is_parallel(model):
+        yield last, "attention"
 
 
-def mlp_writes(block: Any, normed: Tensor) -> Tensor:
+def joined(
+    model: TransformerBridge, layer: int, part: str, stream: Tensor, written: Tensor
+) -> Tensor:
+    """The stream after attention or MLP, with the network's own layer norms."""
+    block = model.blocks[layer]
+    norms = family_of_model(model).norms
+    if norms == "after":
+        return (block.ln1 if part == "attention" else block.ln2).original_component(
+            stream + written
+        )
+    if norms == "both":
+        norm = block.ln1_post if part == "attention" else block.ln2_post
+        return stream + norm.original_component(written)
+    return stream + written
+
+
+def mlp_norm(model: TransformerBridge, layer: int) -> Callable[[Tensor], Tensor]:
+    """The layer norm before the MLP, or nothing where none is there."""
+    block = model.blocks[layer]
+    if family_of_model(model).norms == "after":
+        return lambda stream: stream
+    return (block.ln2 if hasattr(block, "ln2") else block.ln1).original_component
+
+
+def mlp_writes(model: TransformerBridge, layer: int, normed: Tensor) -> Tensor:
+    block: Any = model.blocks[layer]
+    linear: list[Any] = [getattr(block.mlp, name, None) for name in ("in", "out")]
+    name = family_of_model(model).name
+    if name in ("OPT", "BERT", "RoBERTa"):
+        hidden = torch.nn.functional.gelu(linear[0].original_component(normed))
+        return linear[1].original_component(hidden)
     output = block.mlp(normed)
     return output[0] if isinstance(output, tuple) else output  # an MoE also says how it routed
 
@@ -135,33 +176,42 @@ def mlp_writes(block: Any, normed: Tensor) -> Tensor:
 def slow_patched_logits(
     model: TransformerBridge, group: PromptGroup, edges: set[Edge], layout: Layout
 ) -> Tensor:
-    """Logits at the last position with a set of edges patched, one receiver at a time.
+    """Logits at the answer with a set of edges patched, one receiver at a time.
 
-    What a receiver reads is added up sender by sender: from the corrupted run along patched edges,
+    What a receiver reads is joined write by write: from the corrupted run along patched edges,
     from this run along all others, and the attention biases, which belong to no sender.
     """
     corrupted = all_values(model, group.corrupted)
-    written = {Node("input"): all_values(model, group.clean)["blocks.0.hook_resid_pre"]}
-    biases = torch.zeros(model.cfg.d_model)
+    written = {Node("input"): all_values(model, group.clean)["blocks.0.hook_in"]}
 
     def read(receiver: Receiver) -> Tensor:
-        total = biases.clone()
-        for sender in layout.senders[: layout.n_before(receiver)]:
+        def sent(sender: Node) -> Tensor:
             patched = Edge(sender, receiver) in edges
-            total = total + (output_of(model, corrupted, sender) if patched else written[sender])
-        return total
+            return output_of(model, corrupted, sender) if patched else written[sender]
+
+        stream = sent(Node("input"))
+        for layer, part in parts_before(model, receiver):
+            if part == "mlp":
+                total = sent(Node.mlp(layer))
+            else:
+                bias = getattr(model.blocks[layer].attn, "b_O", None)
+                total = torch.zeros(model.cfg.d_model) if bias is None else bias
+                for head in range(model.cfg.n_heads):
+                    total = total + sent(Node.attention_head(layer, head))
+            stream = joined(model, layer, part, stream, total)
+        return stream
 
     for layer in range(model.cfg.n_layers):
-        block = model.blocks[layer]
         hooks: dict[str, Callable] = {}
         parts = {kind: [] for kind in "qkv"}
         for receiver in layout.attention_receivers(layer):
-            stream, kept = read(receiver), {}
+            with torch.no_grad():
+                stream, kept = read(receiver), {}
             run(
                 model,
                 group.clean,
                 {
-                    f"blocks.{layer}.ln1.hook_in": lambda s, hook, stream=stream: stream,
+                    f"blocks.{layer}.hook_in": lambda s, hook, stream=stream: stream,
                     f"blocks.{layer}.attn.{receiver.kind}.hook_out": lambda t, hook, kept=kept: (
                         kept.update(t=t.clone()) or t
                     ),
@@ -179,14 +229,10 @@ def slow_patched_logits(
             named = {f"blocks.{layer}.attn.hook_z": kept_z["z"]}
             node = Node.attention_head(layer, head)
             written[node] = output_of(model, named, node)
-        before_attention, bias = biases, getattr(block.attn, "b_O", None)
-        biases = biases if bias is None else biases + bias
-        if is_parallel(model):
-            mlp_input = read(Receiver("mlp", layer)) - biases + before_attention
-        else:
-            mlp_input = read(Receiver("mlp", layer))
-        norm = (block.ln2 if hasattr(block, "ln2") else block.ln1).original_component
         with torch.no_grad():
-            written[Node.mlp(layer)] = mlp_writes(block, norm(mlp_input))
+            stream = read(Receiver("mlp", layer))
+            written[Node.mlp(layer)] = mlp_writes(model, layer, mlp_norm(model, layer)(stream))
     with torch.no_grad():
-        return model.unembed(model.ln_final(read(Receiver("logits"))))[:, -1]
+        stream = read(Receiver("logits"))
+    end = family_of_model(model).end
+    return run(model, group.clean, {end: lambda _, hook: stream}, group.answer)
