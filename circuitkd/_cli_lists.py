@@ -1,7 +1,5 @@
 """``circuitkd models``, ``circuitkd tasks`` and ``circuitkd tasks show``."""
 
-import json
-
 import numpy as np
 
 from circuitkd import _printing_tasks, printing
@@ -13,11 +11,11 @@ def list_models() -> None:
     """Print the bundled models and how to name others."""
     with quiet_libraries():
         import_libraries()
+        from transformers import AutoConfig
     from circuitkd.models import BUNDLED_DIRECTORY, FAMILIES, bundled_names
 
     configs = {
-        name: json.loads((BUNDLED_DIRECTORY / name / "config.json").read_text())
-        for name in bundled_names()
+        name: AutoConfig.from_pretrained(BUNDLED_DIRECTORY / name) for name in bundled_names()
     }
     families = [(family.name, family.examples) for family in FAMILIES]
     results().print(printing.models_view(configs, families))

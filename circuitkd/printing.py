@@ -160,17 +160,16 @@ def _evidence_rows(alignment: "Alignment") -> list[tuple[Text, Text, Text]]:
 
 
 def models_view(
-    configs: Mapping[str, Mapping[str, Any]], families: Sequence[tuple[str, Sequence[str]]]
+    configs: Mapping[str, Any], families: Sequence[tuple[str, Sequence[str]]]
 ) -> RenderableType:
-    """The bundled models (name -> its config.json), and how to name others.
+    """The bundled models (name -> its Hugging Face configuration), and how to name others.
 
     ``families``: name and examples of every supported family.
     """
     table = plain_table("bundled", "layers", "heads", "width", "family")
     for name, config in configs.items():
-        table.add_row(
-            name, *(str(config[key]) for key in ("n_layer", "n_head", "n_embd", "model_type"))
-        )
+        sizes = (config.num_hidden_layers, config.num_attention_heads, config.hidden_size)
+        table.add_row(name, *map(str, sizes), config.model_type)
     ways = Table.grid(padding=(0, 2))
     ways.add_row("a hub id", Text("HuggingFaceTB/SmolLM2-135M, gpt2: fetched once, then cached"))
     ways.add_row("a directory", Text("./my-model: config.json, *.safetensors, tokenizer.json"))

@@ -124,8 +124,9 @@ def masked_student_of(teacher: BertForMaskedLM, layers: Sequence[int]) -> Distil
     theirs.LayerNorm.load_state_dict(own.LayerNorm.state_dict())
     with torch.no_grad():
         segment = own.token_type_embeddings.weight[0]
-        theirs.position_embeddings.weight.copy_(own.position_embeddings.weight + segment)
-        student.vocab_projector.bias.copy_(teacher.cls.predictions.bias)
+        positions = own.position_embeddings.weight + segment
+        theirs.position_embeddings.load_state_dict({"weight": positions})
+        student.vocab_projector.bias = torch.nn.Parameter(teacher.cls.predictions.bias.clone())
     transform = teacher.cls.predictions.transform
     student.vocab_transform.load_state_dict(transform.dense.state_dict())
     student.vocab_layer_norm.load_state_dict(transform.LayerNorm.state_dict())
