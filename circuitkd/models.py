@@ -138,7 +138,7 @@ def load_model(
 
 
 def find_directory(name: str) -> Path:
-    """The local directory of a bundled model, of SmolLM2, a path, or a hub id (fetched if needed)."""
+    """The local directory of a bundled model, SmolLM2, a path, or a hub id (fetched if needed)."""
     if name in bundled_names():
         return BUNDLED_DIRECTORY / name
     if name == SMOLLM2:

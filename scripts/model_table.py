@@ -31,7 +31,9 @@ POLICIES = ("auto", "none", "<|endoftext|>")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("-n", type=int, default=100, help="prompts a task")
     parser.add_argument("--threads", type=int, default=1)
