@@ -21,9 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformer_lens.model_bridge import TransformerBridge
 
 import circuitkd as ckd
 from circuitkd.circuits.ablated import NodeAblator
+from circuitkd.errors import VocabularyError
 from circuitkd.metrics import UNITS, accuracy, bootstrap_interval
 from circuitkd.tasks import task_names
 
@@ -66,18 +68,22 @@ def performance(name: str, policies: Sequence[str], n: int) -> Iterator[str]:
     model = ckd.load_model(name)
     yield from heading("task", *(f"`--bos '{policy}'`" for policy in policies))
     for task in task_names():
-        cells = []
-        for policy in policies:
-            prompts = ckd.load_task(task).sample(model, n, 0, bos=policy)
-            runs = NodeAblator(model, prompts, ablation="zero")
-            metric = runs.metric(runs.nodes)
-            low, high = bootstrap_interval(metric.double().numpy())
-            unit = UNITS[prompts.metric]
-            cells.append(
-                f"{float(metric.mean()):.2f} [{low:.2f}, {high:.2f}] {unit}, "
-                f"{100 * accuracy(metric):.0f} %"
-            )
+        cells = [measured_cell(model, task, policy, n) for policy in policies]
         yield f"| `{task}` | {' | '.join(cells)} |"
+
+
+def measured_cell(model: TransformerBridge, task: str, policy: str, n: int) -> str:
+    try:
+        prompts = ckd.load_task(task).sample(model, n, 0, bos=policy)
+    except VocabularyError:
+        return "does not fit its tokenizer"
+    runs = NodeAblator(model, prompts, ablation="zero")
+    metric = runs.metric(runs.nodes)
+    low, high = bootstrap_interval(metric.double().numpy())
+    return (
+        f"{float(metric.mean()):.2f} [{low:.2f}, {high:.2f}] {UNITS[prompts.metric]}, "
+        f"{100 * accuracy(metric):.0f} %"
+    )
 
 
 def circuit(name: str, task: str, n: int, threads: int) -> str:
