@@ -64,7 +64,7 @@ def diagnose(*, timeout: float = 3.0) -> Diagnosis:
     return Diagnosis(
         {
             "versions": tuple(versions(_PACKAGES)),
-            "devices": tuple(devices),
+            "devices": (_processor(), *others),
             "memory and disk": (_free_memory(memory["cpu"]), _free_disk(cache_directory())),
             "models": (_hub(timeout), *map(_bundled, bundled_names() or ("bundled",)), _smollm2_()),
         },
