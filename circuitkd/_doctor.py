@@ -57,10 +57,7 @@ class Diagnosis:
 def diagnose(*, timeout: float = 3.0) -> Diagnosis:
     """Look at everything; never waits longer than ``timeout`` for the hub, and never raises."""
     memory = memory_by_device()
-    devices = [
-        _processor(),
-        *(_accelerator(name, memory[name]) for name in memory if name != "cpu"),
-    ]
+    others = [_accelerator(name, free) for name, free in memory.items() if name != "cpu"]
     return Diagnosis(
         {
             "versions": tuple(versions(_PACKAGES)),
