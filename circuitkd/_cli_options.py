@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-Teacher = Annotated[
-    str, typer.Option(help="A bundled model, a directory, or a hub id.", metavar="MODEL")
-]
+MODEL = "A bundled model, smollm2-135m, a directory, or a hub id."
+Teacher = Annotated[str, typer.Option(help=MODEL, metavar="MODEL")]
 Student = Annotated[
     str, typer.Option(help="Likewise; read with its own tokenizer.", metavar="MODEL")
 ]

