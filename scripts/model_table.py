@@ -108,7 +108,7 @@ def circuit(name: str, task: str, n: int, threads: int) -> str:
     return (
         f"| `{task}` | {len(data['circuit']['nodes'])} of {every} "
         f"| {faithful['percent']:.0f} [{low:.0f}, {high:.0f}] % "
-        f"| {seconds / 60:.1f} min | {usage.ru_maxrss / 1e6:.1f} GB |"
+        f"| {seconds / 60:.1f} min | {1024 * usage.ru_maxrss / 1e9:.1f} GB |"
     )
 
 
