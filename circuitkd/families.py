@@ -93,6 +93,11 @@ class Family:
     end: str = "ln_final.hook_in"
 
     @property
+    def adds_up(self) -> bool:
+        """A decoder whose stream is a sum, along which a head's write can be followed."""
+        return not self.masked and self.norms == "before"
+
+    @property
     def mlp_input(self) -> str:
         """The hook, inside a block, whose tensor the MLP's branch and nothing else reads."""
         return "mlp.hook_in" if self.shared_norm or self.norms == "after" else "ln2.hook_in"

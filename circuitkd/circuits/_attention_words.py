@@ -15,7 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from circuitkd.circuits._attention import LayerAttention
 from circuitkd.circuits.engine import Replay
 from circuitkd.errors import InputError
-from circuitkd.models import device_of, model_label, norm_gain
+from circuitkd.models import device_of, family_of_model, model_label, norm_gain
 
 Tokens = Sequence[int] | Int[Tensor, "token"]
 
@@ -57,7 +57,8 @@ def qk_circuit(
         may be shifted by a constant without any effect on attention.
 
     Raises:
-        InputError: no such layer, head, token or offset; ``after_mlp0`` in layer 0.
+        InputError: no such layer, head, token or offset; an encoder or Gemma 2; ``after_mlp0`` in
+            layer 0.
 
     >>> import circuitkd as ckd
     >>> qk_circuit(ckd.load_model("tiny-student"), 1, 0, [5, 6, 7]).shape
@@ -114,7 +115,7 @@ def ov_circuit(
         without any effect on probabilities.
 
     Raises:
-        InputError: no such layer, head or token; ``after_mlp0`` in layer 0.
+        InputError: no such layer, head or token; an encoder or Gemma 2; ``after_mlp0`` in layer 0.
 
     >>> import circuitkd as ckd
     >>> ov_circuit(ckd.load_model("tiny-student"), 1, None, [5, 6, 7]).shape
@@ -163,6 +164,12 @@ def _read(
 
 
 def _heads(model: TransformerBridge, layer: int, head: int | None) -> int | slice:
+    family = family_of_model(model)
+    if not family.adds_up:
+        raise InputError(
+            f"{model_label(model)}: circuits from words to words are defined for decoders whose "
+            f"residual stream is a sum, and {family.name} is none."
+        )
     if not 0 <= layer < model.cfg.n_layers:
         raise InputError(f"{model_label(model)} has layers 0 to {model.cfg.n_layers - 1}.")
     if head is None:

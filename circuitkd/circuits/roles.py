@@ -56,7 +56,7 @@ from circuitkd.circuits._role_result import (
 from circuitkd.circuits._role_successor import successor_scores
 from circuitkd.circuits.influence import Progress
 from circuitkd.errors import InputError
-from circuitkd.models import component_nodes_of, model_label
+from circuitkd.models import component_nodes_of, family_of_model, model_label
 from circuitkd.nodes import Node
 from circuitkd.prompts import PromptGroup, Prompts
 
@@ -125,6 +125,11 @@ def head_roles(
             skipped=skipped,
         )
 
+    family = family_of_model(model)
+    if not family.adds_up:
+        why = f"roles are defined for decoders whose stream is a sum, and {family.name} is none"
+        skipped |= dict.fromkeys(ROLES, why)
+        return result()
     sequences = repeated_sequences(model, prompts, probes, seed)
     if sequences:
         found |= probe_scores(model, sequences, batch_size)

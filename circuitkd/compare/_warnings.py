@@ -39,7 +39,14 @@ def sample_warnings(n: int, config: Mapping[str, Any]) -> list[str]:
             f"Only {n} prompts: the numbers are rough and their intervals too narrow; take "
             f"{FEW_PROMPTS} or more."
         )
-    if config["positions"] == "labelled":
+    masked = config.get("masked", {})
+    if len(set(masked.values())) > 1:
+        notes.append(
+            "An encoder is compared with a decoder: the one sees the whole text and answers at a "
+            "mask, the other sees what came before. Components are compared at the task's labelled "
+            "positions only, and a head cannot attend in the same way in both."
+        )
+    elif config["positions"] == "labelled":
         notes.append(
             "The two tokenizers cut prompts differently: there, components are compared at the "
             "task's labelled positions only."

@@ -23,7 +23,7 @@ from circuitkd.compare.recorded import compare_recorded
 from circuitkd.compare.result import Comparison, Performance, load_comparison
 from circuitkd.compare.similarity import RECORDED_MEASURES
 from circuitkd.errors import InputError
-from circuitkd.models import reinitialised
+from circuitkd.models import family_of_model, reinitialised
 from circuitkd.prompts import PromptGroup, Prompts, compared_positions
 from circuitkd.runs import NO_CHECKPOINT, Checkpoint, ScopedCheckpoint
 from circuitkd.tasks import Task, load_task
@@ -117,6 +117,10 @@ def compare(
         "measure": measure,
         "bos": bos,
         "bos_text": {"teacher": pair[0].bos, "student": pair[1].bos},
+        "masked": {
+            side: family_of_model(model).masked
+            for side, model in zip(("teacher", "student"), models, strict=True)
+        },
         "processed": processed,
         "dtype": dtype,
         "draws": draws,
