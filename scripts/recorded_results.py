@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import recorded_words as words
+
 from circuitkd.recorded.schema import DATA_DIRECTORY, SCHEMA, Record
 
 Json = dict[str, Any]
@@ -26,34 +28,6 @@ POINTS = 5.0
 """Least tolerance of a percentage of the clean metric."""
 SHARE = 0.2
 """Tolerance as a share of the effect, where that is more."""
-
-POSITION = (
-    "the published code zeroes a token position, not a head: index h of the sequence axis of the "
-    "attention output"
-)
-ANOMALY = (
-    "the teacher's clean metric in this notebook ({here:+.3f} logits) contradicts {other}; the "
-    "cause is unknown"
-)
-FAILS = (
-    "DistilGPT2 fails IOI (clean metric -0.231 logits), so percentages of its metric mean nothing"
-)
-PADDED = "the published patterns are averaged over a BOS and padded rows of the published prompts"
-RENUMBERED = "all 101 published prompts were renumbered to 1, 2, 3, 4, which makes them one question"
-RANK_ONE = (
-    "the published MLP similarity averages over prompts and positions first, which leaves one "
-    "direction; the other two of its three are arbitrary"
-)
-SLICE = (
-    "the published lists mix runs: the student's MLP list is the teacher's, and heads were kept at "
-    "two decimals; the alignment script zeroes a slice after the heads are mixed"
-)
-LAST_PAD = (
-    "the published code reads the answer at the last padded position, so its metric is noise; "
-    "circuitkd ships no question set to measure it on"
-)
-ONE_PROMPT = "all values come from one prompt that ends in a space, where the model has no answer"
-FLOORED = "the record floors it at 0, so its size is unknown"
 
 
 def node(name: str) -> str:
@@ -78,7 +52,9 @@ def tolerance(value: float, reference: float) -> float:
 
 def retained(side: str, values: Iterable[tuple[str, float]]) -> list[Json]:
     return [
-        line("retained_pct", value, "%", side=side, node=node(name), tolerance=tolerance(value, 100))
+        line(
+            "retained_pct", value, "%", side=side, node=node(name), tolerance=tolerance(value, 100)
+        )
         for name, value in values
     ]
 
@@ -151,24 +127,31 @@ def pruned(circuit: Json, about: Json) -> list[Json]:
     ]
 
 
-def lan(golden: Json, key: str, task: str, cross: Json | None, mlps: list[float] | None) -> Json:
-    """GPT-2 on one of the sequence tasks of Lan et al."""
+def lan(golden: Json, key: str, task: str, cross: Json, mlps: list[float]) -> Json:
+    """GPT-2 on one of the sequence tasks of Lan et al.; ``cross``: what each circuit retains."""
     names = {"numerals": "numerals", "numwords": "number words", "months": "months"}
-    of_circuit: Json = {"side": "model", "circuit": names[key]}
-    lines = retained("model", [(f"M{i}", value) for i, value in enumerate(mlps or [])])
-    for own, name in names.items() if cross else ():
-        value = cross[f"{own}_circuit"] if cross else 0.0
-        allowed = 8.0 if own == key else 10.0
-        about = of_circuit | {"circuit": name}
-        lines.append(line("circuit_retained_pct", value, "%", **about, tolerance=allowed))
+    side: Json = {"side": "model"}
+    known = {own: name for own, name in names.items() if cross or own == key}
+    lines = [
+        *retained("model", [(f"M{layer}", value) for layer, value in enumerate(mlps)]),
+        *(
+            line(
+                "circuit_retained_pct", cross[f"{own}_circuit"], "%", **side,
+                circuit=name, tolerance=8.0 if own == key else 10.0,
+            )
+            for own, name in known.items()
+            if cross
+        ),
+        *pruned(golden["circuits"][key], side | {"circuit": names[key]}),
+    ]  # fmt: skip
     return {
         "source": LAN,
         "models": {"model": "gpt2"},
         "task": task,
         "prompts": 1536,
         "threshold": golden["threshold"] / 100,
-        "circuits": {name: nodes_of(golden["circuits"][own]) for own, name in names.items()},
-        "lines": [*lines, *pruned(golden["circuits"][key], of_circuit)],
+        "circuits": {name: nodes_of(golden["circuits"][own]) for own, name in known.items()},
+        "lines": lines,
     }
 
 
@@ -191,7 +174,7 @@ def drops(pair: Json) -> list[Json]:
 
 
 def robustness(summary: Json) -> Json:
-    alignment = line("paper_alignment", 0.9508, reason=f"{POSITION} (compression notebook)")
+    alignment = line("paper_alignment", 0.9508, reason=f"{words.POSITION} (compression notebook)")
     return {
         "source": PAPER,
         "models": PAIR,
@@ -212,20 +195,20 @@ def ioi(case: Json, alignment: Json) -> Json:
             for side in ("teacher", "student")
         ),
         *retained("teacher", strongest(case["teacher_head_retained_pct"], 6)),
-        *with_reason(retained("teacher", unknown), FLOORED),
+        *with_reason(retained("teacher", unknown), words.FLOORED),
         *retained("teacher", [item for item in mlps.items() if item[0] != "M0"]),
-        *with_reason(retained("student", strongest(case["student_head_retained_pct"], 3)), FAILS),
-        *with_reason(retained("student", case["student_mlp_retained_pct"].items()), FAILS),
+        *with_reason(retained("student", strongest(case["student_head_retained_pct"], 3)), words.FAILS),
+        *with_reason(retained("student", case["student_mlp_retained_pct"].items()), words.FAILS),
         *(
             line(
-                "head_similarity", role["sim"], reason=PADDED,
+                "head_similarity", role["sim"], reason=words.PADDED,
                 node=node(role["teacher"]), match=node(role["student"]),
             )
             for role in case["head_roles"]
         ),
         line(
             "paper_alignment", alignment["recomputed"]["score"],
-            reason=ANOMALY.format(
+            reason=words.ANOMALY.format(
                 here=alignment["baseline_logit_diff"]["teacher"],
                 other=f"the case study's {clean['teacher']:+.3f}",
             ),
@@ -244,10 +227,10 @@ def ioi(case: Json, alignment: Json) -> Json:
 def bert(summary: Json) -> Json:
     """BERT: clean metrics and score as the notebook prints them."""
     lines = [
-        line("clean", 1.1650, "logits", side="teacher", reason=RENUMBERED),
-        line("clean", 0.4904, "logits", side="student", reason=RENUMBERED),
-        *with_reason(drops(summary["pairs"]["BERT"]), POSITION),
-        line("paper_alignment", 0.8224, reason=RANK_ONE),
+        line("clean", 1.1650, "logits", side="teacher", reason=words.RENUMBERED),
+        line("clean", 0.4904, "logits", side="student", reason=words.RENUMBERED),
+        *with_reason(drops(summary["pairs"]["BERT"]), words.POSITION),
+        line("paper_alignment", 0.8224, reason=words.RANK_ONE),
     ]
     return {
         "source": PAPER,
@@ -272,13 +255,13 @@ def llama(summary: Json) -> Json:
         "prompts": 1024,
         "bos": "auto",
         "processed": False,  # these notebooks hook the released networks
-        "lines": with_reason(drops(summary["pairs"]["Llama_as_coded"]), SLICE),
+        "lines": with_reason(drops(summary["pairs"]["Llama_as_coded"]), words.SLICE),
     }
 
 
 def number_words_pair() -> Json:
     """GPT-2 against DistilGPT2 on number words, as the alignment notebook prints it."""
-    reason = ANOMALY.format(here=0.220, other="the sane ablations of Lan et al.")
+    reason = words.ANOMALY.format(here=0.220, other="the sane ablations of Lan et al.")
     return {
         "source": PAPER,
         "models": PAIR,
@@ -298,9 +281,9 @@ def qa() -> Json:
         "source": PAPER,
         "models": PAIR,
         "lines": [
-            line("clean", -0.204, "logits", side="teacher", reason=LAST_PAD),
-            line("clean", -0.102, "logits", side="student", reason=LAST_PAD),
-            line("paper_alignment", 0.9436, reason=LAST_PAD),
+            line("clean", -0.204, "logits", side="teacher", reason=words.LAST_PAD),
+            line("clean", -0.102, "logits", side="student", reason=words.LAST_PAD),
+            line("paper_alignment", 0.9436, reason=words.LAST_PAD),
         ],
     }
 
@@ -313,7 +296,7 @@ def mlp_outputs(golden: Json) -> Json:
         "source": PAPER,
         "models": PAIR,
         "lines": [
-            line("token_cosine", value, node=f"m{t}", match=f"m{s}", reason=ONE_PROMPT)
+            line("token_cosine", value, node=f"m{t}", match=f"m{s}", reason=words.ONE_PROMPT)
             for (t, s), value in places
         ],
     }
@@ -341,8 +324,8 @@ def records(golden: Path) -> dict[str, Json]:
         return json.loads((golden / f"{name}.json").read_text())
 
     teacher, student = read("numerals_gpt2"), read("numerals_distilgpt2")
-    sequences, summary, case = read("lan_reference"), read("robustness_summary"), read("ioi_case_study")
-    alignment = read("alignment_ioi")
+    sequences, summary = read("lan_reference"), read("robustness_summary")
+    case, alignment = read("ioi_case_study"), read("alignment_ioi")
     cross = sequences["cross_task_retained_pct"]
     others = {
         name: nodes_of(sequences["circuits"][key])
@@ -352,24 +335,27 @@ def records(golden: Path) -> dict[str, Json]:
         "number words": cross["on_numerals"]["numwords_circuit"],
         "months": cross["on_numerals"]["months_circuit"],
     }
-    words = sequences["mlp_retained_pct"]["numwords"]
-    titled = {
-        "gpt2-numerals": ("GPT-2 on numerals: influences, circuit, leave-one-out, other circuits", numerals(teacher, others, on_numerals)),
-        "distilgpt2-numerals": ("DistilGPT2 on numerals: influences, circuit, leave-one-out", numerals(student, {}, {})),
-        "lan-number-words": ("GPT-2 on number words: MLPs, circuit, circuits of the other tasks", lan(sequences, "numwords", "number_words.yaml", cross["on_numwords"], words)),
-        "lan-months": ("GPT-2 on months: its circuit found again", lan(sequences, "months", "months.yaml", None, None)),
-        "robustness": ("GPT-2 against DistilGPT2 on numerals: mean drop, severity, slope", robustness(summary)),
-        "ioi": ("GPT-2 and DistilGPT2 on IOI: zero ablation, head roles, alignment", ioi(case, alignment)),
-        "bert-numerals": ("BERT against DistilBERT on numerals, with heads really ablated", bert(summary)),
-        "llama-numerals": ("Llama 3.1 8B against Minitron 4B on numerals, with heads really ablated", llama(summary)),
-        "number-words-pair": ("GPT-2 against DistilGPT2 on number words: alignment", number_words_pair()),
-        "qa": ("GPT-2 against DistilGPT2 on questions: alignment", qa()),
-        "mlp-outputs": ("GPT-2 against DistilGPT2: cosines of MLP outputs", mlp_outputs(read("mlp_distillation"))),
-        "arithmetic": ("The published formulas on the published raw values; needs no weights", arithmetic({"teacher": teacher, "student": student}, summary, alignment)),
-    }  # fmt: skip
+    number_words = sequences["mlp_retained_pct"]["numwords"]
+    models = {"teacher": teacher, "student": student}
+    found = {
+        "gpt2-numerals": numerals(teacher, others, on_numerals),
+        "distilgpt2-numerals": numerals(student, {}, {}),
+        "lan-number-words": lan(
+            sequences, "numwords", "number_words.yaml", cross["on_numwords"], number_words
+        ),
+        "lan-months": lan(sequences, "months", "months.yaml", {}, []),
+        "robustness": robustness(summary),
+        "ioi": ioi(case, alignment),
+        "bert-numerals": bert(summary),
+        "llama-numerals": llama(summary),
+        "number-words-pair": number_words_pair(),
+        "qa": qa(),
+        "mlp-outputs": mlp_outputs(read("mlp_distillation")),
+        "arithmetic": arithmetic(models, summary, alignment),
+    }
     return {
-        name: {"schema": SCHEMA, "name": name, "title": title, **rest}
-        for name, (title, rest) in titled.items()
+        name: {"schema": SCHEMA, "name": name, "title": words.TITLES[name], **record}
+        for name, record in found.items()
     }
 
 
@@ -384,7 +370,7 @@ def text_of(record: Json) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make the recorded results.")
     parser.add_argument("golden", type=Path, help="the directory of golden values")
     parser.add_argument("--out", type=Path, default=DATA_DIRECTORY, help="where the records go")
     arguments = parser.parse_args()
