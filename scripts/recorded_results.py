@@ -188,17 +188,17 @@ def ioi(case: Json, alignment: Json) -> Json:
     """The IOI case study; clean metrics have a wide tolerance, for the templates are others."""
     clean = case["baseline_logit_diff"]
     mlps = case["teacher_mlp_retained_pct"]
-    unknown = [("M0", mlps["M0"])]
+    heads = strongest(case["student_head_retained_pct"], 3)
+    student = [*heads, *case["student_mlp_retained_pct"].items()]
     lines = [
         *(
             line("clean", clean[side], "logits", side=side, tolerance=1.0)
             for side in ("teacher", "student")
         ),
         *retained("teacher", strongest(case["teacher_head_retained_pct"], 6)),
-        *with_reason(retained("teacher", unknown), words.FLOORED),
+        *with_reason(retained("teacher", [("M0", mlps["M0"])]), words.FLOORED),
         *retained("teacher", [item for item in mlps.items() if item[0] != "M0"]),
-        *with_reason(retained("student", strongest(case["student_head_retained_pct"], 3)), words.FAILS),
-        *with_reason(retained("student", case["student_mlp_retained_pct"].items()), words.FAILS),
+        *with_reason(retained("student", student), words.FAILS),
         *(
             line(
                 "head_similarity", role["sim"], reason=words.PADDED,
