@@ -40,8 +40,8 @@ class Arithmetic:
             return Measured.none(NOTHING_TO_MEASURE)
         drops = self._drops()
         statistic = {line.quantity: statistics[line.quantity]}
-        if line.side in drops:
-            own = drops[line.side]
+        own = drops.get(str(line.side))
+        if own is not None:
             (ends,) = component_interval(own, statistic).values()
             return Measured(float(statistic[line.quantity](own)), *ends)
         compression = self._compression(str(line.side))

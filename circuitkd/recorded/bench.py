@@ -222,9 +222,10 @@ class Bench:
 
     def _correlation(self, line: Line) -> Measured:
         """Between the recorded and the measured effect of every node that both know."""
-        side = str(line.side)
-        influence = self._influence(side)
-        recorded = self.record.profiles.get(line.side, {})  # pyright: ignore[reportArgumentType]
+        influence = self._influence(str(line.side))
+        recorded = {str(side): own for side, own in self.record.profiles.items()}.get(
+            str(line.side), {}
+        )
         effects = influence.effects.double().mean(0).tolist()
         measured = dict(zip((node.name for node in influence.nodes), effects, strict=True))
         known = [name for name in recorded if name in measured]
@@ -237,7 +238,8 @@ class Bench:
         if line.side in self.models:
             own = ablation_brittleness(self._influence(str(line.side))).statistics
             row = own.loc[line.quantity]
-            return Measured(row["value"], row["prompts_low"], row["prompts_high"])
+            names = ("value", "prompts_low", "prompts_high")
+            return Measured(*(float(row[name]) for name in names))
         pair = self._brittleness
         if line.side == "per_tenth" and pair.compression is None:
             return Measured.none("the student does not have fewer parameters than its teacher")
@@ -280,15 +282,20 @@ class Bench:
 
     def _head_similarity(self, line: Line) -> Measured:
         return self._of_one_width() or Measured(
-            float(self._similarity.at[line.node, line.match])  # pyright: ignore[reportArgumentType]
+            float(self._similarity.loc[line.node, line.match])  # pyright: ignore[reportArgumentType]
         )
 
     def _paper_alignment(self, line: Line) -> Measured:
-        effects = [self._influence(side).effects.double().mean(0).abs() for side in _PAIR]
-        nodes = [self._influence(side).nodes for side in _PAIR]
+        teacher, student = (self._influence(side) for side in _PAIR)
+        mean = [own.effects.double().numpy().mean(0) for own in (teacher, student)]
         return self._of_one_width() or Measured(
-            paper_alignment(paper_pairs(*effects, self._similarity.to_numpy(), *nodes))
-        )
+            paper_alignment(
+                paper_pairs(
+                    abs(mean[0]), abs(mean[1]), self._similarity.to_numpy(),
+                    teacher.nodes, student.nodes,
+                )
+            )
+        )  # fmt: skip
 
     def _of_one_width(self) -> Measured | None:
         """The paper's MLP measure does not exist for models of two widths."""

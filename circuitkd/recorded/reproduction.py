@@ -33,7 +33,7 @@ from circuitkd.recorded.schema import (
 from circuitkd.runs import versions, write_atomically
 from circuitkd.tasks import Task
 
-__all__ = ["Comparison", "Reproduction", "Verdict", "record_names", "reproduce", "shipped_record"]
+__all__ = ["Compared", "Reproduction", "Verdict", "record_names", "reproduce", "shipped_record"]
 
 Verdict = Literal["agrees", "differs", "not reproducible"]
 VERDICTS: tuple[Verdict, ...] = ("agrees", "differs", "not reproducible")
@@ -62,7 +62,7 @@ _SIDES = {"difference": "S − T", "per_tenth": "S − T per tenth of C", "model
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """One recorded number beside the measured one.
 
     ``verdict``: ``agrees`` where the recorded number lies within ``line.tolerance`` of the measured
@@ -111,7 +111,7 @@ class Comparison:
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Comparison":
+    def from_json(cls, row: Mapping[str, Any]) -> "Compared":
         """What ``to_json`` gave."""
         value = float("nan") if row["measured"] is None else row["measured"]
         return cls(
@@ -131,7 +131,7 @@ class Reproduction:
     name: str
     title: str
     source: str
-    lines: tuple[Comparison, ...]
+    lines: tuple[Compared, ...]
     config: Mapping[str, Any]
     versions: Mapping[str, str]
 
@@ -173,7 +173,7 @@ class Reproduction:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise InputError(f"{path} is no reproduction that circuitkd can read.")
         rest = {key: document[key] for key in ("name", "title", "source", "config", "versions")}
-        return cls(lines=tuple(map(Comparison.from_json, document["lines"])), **rest)
+        return cls(lines=tuple(map(Compared.from_json, document["lines"])), **rest)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
@@ -235,7 +235,7 @@ def reproduce(
         name=given.name,
         title=given.title,
         source=given.source,
-        lines=tuple(Comparison(line, measure(line)) for line in given.lines),
+        lines=tuple(Compared(line, measure(line)) for line in given.lines),
         config={
             "models": labels,
             "task": given.task,
