@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 _STYLES = {"agrees": "green", "differs": "red", "not reproducible": "yellow"}
 _SHORT_UNITS = {"points": "pp", "heads": "", "MLPs": ""}
 _READING = (
-    "In brackets: 95 % intervals; measured ones over prompts, recorded ones as published. agrees: "
-    "the recorded number lies within ± of the measured interval, or value. pp: percentage points."
+    "agrees: the recorded number lies within ± of the measured interval (value, where there is "
+    "none). %: what is retained of the clean logit difference, or lost (drops). pp: points of it. "
 )
+_INTERVALS = "In brackets: 95 % intervals, recorded ones over components, measured ones over "
 
 
 def records_view(records: "Sequence[Record]") -> RenderableType:
@@ -46,7 +47,8 @@ def reproduction_view(result: "Reproduction") -> RenderableType:
         counts,
     ]
     parts += [_reason(number, reason) for number, reason in enumerate(reasons, start=1)]
-    return Group(*parts, "", Text(_READING, "dim"))
+    over = "prompts." if result.config["models"] else "components."
+    return Group(*parts, "", Text(_READING + _INTERVALS + over, "dim"))
 
 
 def _how(result: "Reproduction") -> str:
@@ -63,17 +65,22 @@ def _how(result: "Reproduction") -> str:
 
 
 def _lines_table(lines: "Sequence[Compared]", reasons: Sequence[str]) -> Table:
+    """One row a line; a row with the side's name wherever that changes."""
     table = plain_table("", "recorded", "measured", "±", "")
+    table.columns[-1].no_wrap = True
+    side = ""
     for each in lines:
+        if each.side != side:
+            side = each.side
+            table.add_row(Text(side, "bold"))
         line, unit = each.line, _SHORT_UNITS.get(each.line.unit, each.line.unit)
-        verdict = each.verdict
         note = f" ({reasons.index(each.because) + 1})" if each.because else ""
         table.add_row(
-            Text(each.label),
+            Text(f"  {each.label}"),
             Text(_number(line.recorded, line.low, line.high, unit)),
             Text(_measured(each, unit)),
             "" if line.tolerance is None else f"{line.tolerance:g}",
-            Text(verdict + note, _STYLES[verdict]),
+            Text(each.verdict + note, _STYLES[each.verdict]),
         )
     return table
 

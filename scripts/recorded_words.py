@@ -1,18 +1,18 @@
 """Words of the recorded results: titles, and why a number cannot be reproduced."""
 
 TITLES = {
-    "gpt2-numerals": "GPT-2 on numerals: influences, circuit, leave-one-out, other circuits",
-    "distilgpt2-numerals": "DistilGPT2 on numerals: influences, circuit, leave-one-out",
-    "lan-number-words": "GPT-2 on number words: MLPs, circuit, circuits of the other tasks",
+    "gpt2-numerals": "GPT-2 on numerals: ablations, circuit, other circuits",
+    "distilgpt2-numerals": "DistilGPT2 on numerals: ablations, circuit",
+    "lan-number-words": "GPT-2 on number words: MLPs, circuit, other circuits",
     "lan-months": "GPT-2 on months: its circuit found again",
-    "robustness": "GPT-2 against DistilGPT2 on numerals: mean drop, severity, slope",
-    "ioi": "GPT-2 and DistilGPT2 on IOI: zero ablation, head roles, alignment",
-    "bert-numerals": "BERT against DistilBERT on numerals, with heads really ablated",
-    "llama-numerals": "Llama 3.1 8B against Minitron 4B on numerals, with heads really ablated",
-    "number-words-pair": "GPT-2 against DistilGPT2 on number words: alignment",
-    "qa": "GPT-2 against DistilGPT2 on questions: alignment",
-    "mlp-outputs": "GPT-2 against DistilGPT2: cosines of MLP outputs",
-    "arithmetic": "The published formulas on the published raw values; needs no weights",
+    "robustness": "GPT-2 and DistilGPT2 on numerals: drops, severity, slope",
+    "ioi": "GPT-2 and DistilGPT2 on IOI: zero ablation, alignment",
+    "bert-numerals": "BERT and DistilBERT on numerals, heads ablated",
+    "llama-numerals": "Llama 3.1 8B and Minitron 4B on numerals, heads ablated",
+    "number-words-pair": "GPT-2 and DistilGPT2 on number words: alignment",
+    "qa": "GPT-2 and DistilGPT2 on questions: alignment",
+    "mlp-outputs": "GPT-2 and DistilGPT2: cosines of MLP outputs",
+    "arithmetic": "Published formulas on published raw values; no weights",
 }
 
 # Each continues the sentence "not reproducible, because ...".

@@ -49,7 +49,7 @@ class Bench:
     >>> record = shipped_record("gpt2-numerals")
     >>> bench = Bench(record, {"model": model}, {"model": prompts})
     >>> bench.measure(record.lines[0]).missing
-    'tiny-student has no 7.11'
+    'tiny-student has no head 7.11'
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Bench:
             unknown = {name for name in names[side] if name} - self._names(side)
             if unknown:
                 first = min((Node.parse(name) for name in unknown), key=_place)
-                return f"{model_label(self.models[side])} has no {first.label}"
+                kind = "head " if first.kind == "head" else ""
+                return f"{model_label(self.models[side])} has no {kind}{first.label}"
         if line.quantity == "clean" or line.quantity in ("head_similarity", "paper_alignment"):
             return None
         fails = [side for side in sides if not is_competent(self._metric(side))]
@@ -239,7 +240,8 @@ class Bench:
             own = ablation_brittleness(self._influence(str(line.side))).statistics
             row = own.loc[line.quantity]
             names = ("value", "prompts_low", "prompts_high")
-            return Measured(*(float(row[name]) for name in names))
+            value, low, high = (float(row[name]) for name in names)
+            return Measured(value, low, high)
         pair = self._brittleness
         if line.side == "per_tenth" and pair.compression is None:
             return Measured.none("the student does not have fewer parameters than its teacher")

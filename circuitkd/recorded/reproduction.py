@@ -42,11 +42,11 @@ SCHEMA = "circuitkd-reproduction-1"
 
 _WORDS = {
     "clean": "clean logit difference",
-    "retained_pct": "without {node}, retained",
-    "mean_change_pct": "mean change by a head, gains as 0",
+    "retained_pct": "without {node}",
+    "mean_change_pct": "mean change by a head",
     "profile_correlation": "correlation over all nodes",
-    "circuit_retained_pct": "circuit {circuit}, retained",
-    "leave_one_out_pct": "circuit {circuit} without {node}",
+    "circuit_retained_pct": "circuit {circuit}",
+    "leave_one_out_pct": "{circuit} without {node}",
     "pruned_retained_pct": "pruned anew, retained",
     "pruned_heads": "pruned anew, heads",
     "pruned_mlps": "pruned anew, MLPs",
@@ -54,11 +54,11 @@ _WORDS = {
     "mean_drop_pct": "mean drop",
     "severity": "severity",
     "gini": "Gini of drops",
-    "head_similarity": "similarity of T {node} and S {match}",
-    "token_cosine": "cosine of T {node} and S {match}",
+    "head_similarity": "T {node}, S {match}: similarity",
+    "token_cosine": "T {node}, S {match}: cosine",
     "paper_alignment": "published alignment",
 }
-_SIDES = {"difference": "S − T", "per_tenth": "S − T per tenth of C", "model": None, None: None}
+_SIDES = {"difference": "student − teacher", "per_tenth": "the same per tenth of C"}
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,12 @@ class Compared:
             None if name is None else Node.parse(name).label
             for name in (self.line.node, self.line.match)
         )
-        text = _WORDS[self.line.quantity].format(node=node, match=match, circuit=self.line.circuit)
-        side = _SIDES.get(self.line.side, self.line.side)
-        return text if side is None else f"{side}: {text}"
+        return _WORDS[self.line.quantity].format(node=node, match=match, circuit=self.line.circuit)
+
+    @property
+    def side(self) -> str:
+        """Whose the number is, in words."""
+        return _SIDES.get(str(self.line.side), self.line.side or "teacher and student")
 
     @property
     def verdict(self) -> Verdict:
@@ -178,7 +181,7 @@ class Reproduction:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
         rows = (
-            f"  {line.label}: recorded {line.line.recorded:.4g}, measured "
+            f"  {line.side}, {line.label}: recorded {line.line.recorded:.4g}, measured "
             f"{line.measured.value:.4g} {line.line.unit}".rstrip()
             + f", {line.verdict}"
             for line in self.lines
