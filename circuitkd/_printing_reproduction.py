@@ -18,7 +18,8 @@ _STYLES = {"agrees": "green", "differs": "red", "not reproducible": "yellow"}
 _SHORT_UNITS = {"points": "pp", "heads": "", "MLPs": ""}
 _READING = (
     "agrees: the recorded number lies within ± of the measured interval (value, where there is "
-    "none). %: what is retained of the clean logit difference, or lost (drops). pp: points of it. "
+    "none). %: of the clean logit difference, retained or (drops) lost; pp: points of it. "
+    "C: the share of parameters that the student lacks. "
 )
 _INTERVALS = "In brackets: 95 % intervals, recorded ones over components, measured ones over "
 
@@ -65,11 +66,11 @@ def _how(result: "Reproduction") -> str:
 
 
 def _lines_table(lines: "Sequence[Compared]", reasons: Sequence[str]) -> Table:
-    """One row a line; a row with the side's name wherever that changes."""
+    """One row a line, side by side of the comparison, each side under its name."""
     table = plain_table("", "recorded", "measured", "±", "")
     table.columns[-1].no_wrap = True
-    side = ""
-    for each in lines:
+    side, order = "", [*dict.fromkeys(each.side for each in lines)]
+    for each in sorted(lines, key=lambda own: order.index(own.side)):
         if each.side != side:
             side = each.side
             table.add_row(Text(side, "bold"))

@@ -41,7 +41,7 @@ MINIMUM_PROMPTS = 8
 SCHEMA = "circuitkd-reproduction-1"
 
 _WORDS = {
-    "clean": "clean logit difference",
+    "clean": "clean metric",
     "retained_pct": "without {node}",
     "mean_change_pct": "mean change by a head",
     "profile_correlation": "correlation over all nodes",
@@ -58,7 +58,7 @@ _WORDS = {
     "token_cosine": "T {node}, S {match}: cosine",
     "paper_alignment": "published alignment",
 }
-_SIDES = {"difference": "student − teacher", "per_tenth": "the same per tenth of C"}
+_SIDES = {"difference": "student − teacher", "per_tenth": "per tenth of C"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Compared:
     @property
     def side(self) -> str:
         """Whose the number is, in words."""
-        return _SIDES.get(str(self.line.side), self.line.side or "teacher and student")
+        return _SIDES.get(str(self.line.side), self.line.side or "pair")
 
     @property
     def verdict(self) -> Verdict:
