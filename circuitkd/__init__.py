@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from circuitkd.models import load_model
     from circuitkd.nodes import Node
     from circuitkd.prompts import PromptGroup, Prompts
+    from circuitkd.recorded.reproduction import Reproduction, reproduce
     from circuitkd.tasks import Task, load_task, task_names
 
 _HOME_OF = {
@@ -55,6 +56,7 @@ _HOME_OF = {
     "PromptGroup": "circuitkd.prompts",
     "Prompts": "circuitkd.prompts",
     "Receiver": "circuitkd.circuits.edges",
+    "Reproduction": "circuitkd.recorded.reproduction",
     "Robustness": "circuitkd.compare.robustness",
     "SwapTest": "circuitkd.compare.swap",
     "Task": "circuitkd.tasks",
@@ -82,6 +84,7 @@ _HOME_OF = {
     "qk_circuit": "circuitkd.circuits.attention",
     "read_graph": "circuitkd.circuits._formats",
     "recovery": "circuitkd.circuits.curves",
+    "reproduce": "circuitkd.recorded.reproduction",
     "residual_pca": "circuitkd.compare.residual_pca",
     "robustness": "circuitkd.compare.robustness",
     "similarity": "circuitkd.compare.similarity",
@@ -106,6 +109,7 @@ __all__ = [
     "PromptGroup",
     "Prompts",
     "Receiver",
+    "Reproduction",
     "Robustness",
     "SwapTest",
     "Task",
@@ -135,6 +139,7 @@ __all__ = [
     "qk_circuit",
     "read_graph",
     "recovery",
+    "reproduce",
     "residual_pca",
     "robustness",
     "similarity",

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from circuitkd import __version__
 from circuitkd import _cli_options as options
 from circuitkd._cli_pair import app as pair_app
+from circuitkd._cli_reproduce import app as reproduce_app
 from circuitkd._cli_support import INTERRUPTED, told_in_words
 
 _EXAMPLES = """[bold]Examples[/]
@@ -213,6 +214,8 @@ def circuit(
     with told_in_words(options.continue_hint(out)):
         run_circuit(chosen, out=out, as_json=json, threads=threads, batch_size=batch_size)
 
+
+app.add_typer(reproduce_app)
 
 _MODELS_EXAMPLES = """[bold]Examples[/]
 

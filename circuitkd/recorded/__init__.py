@@ -1,0 +1,1 @@
+"""Recorded results of published work, and measuring them again."""
