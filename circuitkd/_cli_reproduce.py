@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from circuitkd import _cli_options as options
-from circuitkd._cli_run import DTYPES, at_most, check_device, require_one_of
 from circuitkd._cli_support import (
     ProgressBars,
     import_libraries,
@@ -128,6 +127,8 @@ def run_reproduce(
     batch_size: int | None,
 ) -> None:
     """Measure and print; write where ``out`` says."""
+    from circuitkd._cli_run import at_most, check_device
+
     record = _checked(options, out)
     with quiet_libraries():
         import_libraries()
@@ -154,6 +155,7 @@ def run_reproduce(
 
 def _checked(options: ReproduceOptions, out: Path | None) -> str | Path:
     """The name or the file to reproduce; what can be known to be wrong is told before any work."""
+    from circuitkd._cli_run import DTYPES, require_one_of
     from circuitkd.recorded.schema import read_record, shipped_record
 
     require_one_of("--dtype", options.dtype, DTYPES)

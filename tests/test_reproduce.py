@@ -63,7 +63,7 @@ def test_what_is_measured_agrees_with_itself_and_differs_where_it_is_off(
 ) -> None:
     first = request.getfixturevalue("alone" if make is fake_records.one_model else "pair")
     assert {each.verdict for each in first.lines if each.line.reason is None} == {"differs"}
-    record = make() | {"name": "known"}
+    record: Json = {**make(), "name": "known"}
     off = [dict(line) for line in record["lines"]]
     for line, shifted, each in zip(record["lines"], off, first.lines, strict=True):
         high = each.measured.high
@@ -187,7 +187,8 @@ def test_the_threshold_of_the_record_is_pruned_to(folder: Path, student: tuple[A
 
 def test_a_pair_is_measured_as_compare_and_robustness_measure_it(pair: Reproduction) -> None:
     models = [ckd.load_model(name, processed=True) for name in ("tiny-teacher", "tiny-student")]
-    prompts = pooled(ckd.load_task("ioi").sample_pair(*models, PROMPTS, bos="none"))
+    both = ckd.load_task("ioi").sample_pair(models[0], models[1], PROMPTS, bos="none")
+    prompts = pooled(both)
     teacher, student = (
         ckd.node_influence(model, own, ablation="zero")
         for model, own in zip(models, prompts, strict=True)
@@ -199,9 +200,8 @@ def test_a_pair_is_measured_as_compare_and_robustness_measure_it(pair: Reproduct
     for name in ("severity", "gini"):
         assert value_of(pair, name, side="student") == pytest.approx(statistics[name])
     difference = value_of(pair, "mean_drop_pct", side="difference")
-    assert difference == pytest.approx(
-        float(found.frame["components_mean"]["mean_drop_pct"]), abs=1e-3
-    )
+    expected: Any = found.frame["components_mean"]["mean_drop_pct"]
+    assert difference == pytest.approx(float(expected), abs=1e-3)
     # tiny-teacher has 1,067,008 parameters, tiny-student 531,200
     compression = 1 - 531_200 / ckd_parameters(models[0])
     assert value_of(pair, "mean_drop_pct", side="per_tenth") == pytest.approx(
@@ -224,7 +224,7 @@ def test_similarity_and_alignment_are_those_of_the_papers_preset() -> None:
     task = ckd.load_task("weekdays")
     task = task.model_copy(update={"templates": task.templates[:1]})
     models = {s: ckd.load_model(f"tiny-{s}", processed=True) for s in ("teacher", "student")}
-    pairs = task.sample_pair(*models.values(), PROMPTS, bos="none")
+    pairs = task.sample_pair(models["teacher"], models["student"], PROMPTS, bos="none")
     bench = Bench(Record.model_validate(record), models, dict(zip(models, pairs, strict=True)))
     expected = ckd.compare(
         models["teacher"], models["student"], task, n=PROMPTS, preset="paper", null_draws=0
@@ -257,7 +257,7 @@ def test_profiles_are_correlated_over_all_nodes(student: tuple[Any, Any]) -> Non
 
 def test_prompts_are_pooled_over_templates_and_keep_their_order() -> None:
     models = [ckd.load_model(name) for name in ("tiny-teacher", "tiny-student")]
-    sides = ckd.load_task("numerals").sample_pair(*models, 80)
+    sides = ckd.load_task("numerals").sample_pair(models[0], models[1], 80)
     joined = pooled(sides)
     for before, after in zip(sides, joined, strict=True):
         assert len(before.groups) == 6
