@@ -18,8 +18,8 @@ _STYLES = {"agrees": "green", "differs": "red", "not reproducible": "yellow"}
 _SHORT_UNITS = {"points": "pp", "heads": "", "MLPs": ""}
 _READING = (
     "agrees: the recorded number lies within ± of the measured interval (value, where there is "
-    "none). %: of the clean logit difference, retained or (drops) lost; pp: points of it. "
-    "C: the share of parameters that the student lacks. "
+    "none, or no model was run). %: of the clean logit difference, retained or (drops) lost; pp: "
+    "points of it. C: the share of parameters that the student lacks. "
 )
 _INTERVALS = "In brackets: 95 % intervals, recorded ones over components, measured ones over "
 

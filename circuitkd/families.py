@@ -21,15 +21,15 @@ Part = Callable[[Any, Tensor], Tensor]
 
 
 def _mlp(block: Any, read: Float[Tensor, "batch pos d_model"]) -> Tensor:
-    return _first(block.mlp(block.ln2(read)))
+    return first_output(block.mlp(block.ln2(read)))
 
 
 def _mlp_behind_shared_norm(block: Any, read: Float[Tensor, "batch pos d_model"]) -> Tensor:
-    return _first(block.mlp(block.ln1(read)))
+    return first_output(block.mlp(block.ln1(read)))
 
 
 def _mlp_behind_no_norm(block: Any, read: Float[Tensor, "batch pos d_model"]) -> Tensor:
-    return _first(block.mlp(read))
+    return first_output(block.mlp(read))
 
 
 def _opt_mlp(block: Any, read: Float[Tensor, "batch pos d_model"]) -> Tensor:
@@ -148,5 +148,6 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-def _first(output: Any) -> Tensor:
+def first_output(output: Any) -> Tensor:
+    """The tensor of a module that may say more than its output."""
     return output[0] if isinstance(output, tuple) else output

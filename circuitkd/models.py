@@ -60,9 +60,8 @@ def load_model(
     Args:
         model: a bundled name (``"tiny-teacher"``), ``"smollm2-135m"`` (with the extra ``smollm2``),
             a local directory in Hugging Face format, a hub id (``"gpt2"``), or a Hugging Face model
-            in memory. The model in memory is copied: it
-            stays as it was, and can still be trained and saved. A ``TransformerBridge`` is
-            returned as it is.
+            in memory. The model in memory is copied: it stays as it was, and can still be trained
+            and saved. A ``TransformerBridge`` is returned as it is.
         tokenizer: only for a model in memory; tasks need one.
         device: where to put the weights; by default the CPU, or where a model in memory is.
         dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; a model in memory keeps its own.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from prompt_samples import (
+    NAMES,
     naming_task,
     same_group,
     sample,
@@ -14,6 +15,7 @@ from tokenizers_for_tests import byte_level, llama_like, word_level, word_piece,
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from circuitkd._tokenising import Misfit, Question, Reading, open_reader
+from circuitkd._vocabulary import usable_words
 from circuitkd.errors import VocabularyError
 from circuitkd.prompts import tokenised
 from circuitkd.tasks import Sentence
@@ -79,6 +81,48 @@ def hand_made(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
     # Not cut at punctuation, so that a token may span it.
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+class TestMasks:
+    """A mask stands for one token, the whole of it."""
+
+    def read(self, tokens: Sequence[str], text: str, correct: str, incorrect: str) -> Reading:
+        tokenizer = hand_made(tokens)
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+        reader = open_reader(tokenizer, masked=True)
+        (reading,) = reader.read([Question(Sentence(text, {}), correct, incorrect)])
+        if isinstance(reading, Misfit):
+            raise AssertionError(reading.reason)
+        names = [str(tokenizer.convert_ids_to_tokens(token)) for token in reading.ids]
+        assert names[-2:] == ["<mask>", "."]
+        assert dict(reading.positions)["END"] == len(names) - 2
+        assert [span for span in reading.spans if span == (-1, -1)] == reading.spans[-2:]
+        return reading
+
+    def test_the_mask_comes_where_the_answer_was(self) -> None:
+        found = self.read(["ĠMary", "ĠJohn"], "to", " Mary", " John")
+        assert len(found.ids) == len("to") + 2
+        assert found.correct != found.incorrect
+
+    def test_an_answer_of_two_tokens(self) -> None:
+        with pytest.raises(AssertionError, match="cuts the answer 'Mark' into 2 pieces"):
+            self.read(["ĠMar", "ĠJohn"], "to", " Mark", " John")
+
+    def test_an_answer_merged_with_the_text_before_it_is_masked_with_it(self) -> None:
+        found = self.read(["17", "174", "1745", "173", "1733"], "in 17", "45", "33")
+        assert len(found.ids) == len("in ") + 2
+
+    def test_but_not_where_it_takes_two_tokens(self) -> None:
+        with pytest.raises(AssertionError, match="merges the answer"):
+            self.read(["17", "174", "173"], "in 17", "45", "33")
+
+    def test_answers_of_several_tokens_are_left_out_of_the_word_lists(self) -> None:
+        task = naming_task()
+        tokenizer = byte_level([word for word in words_of(task) if word != NAMES[0]])
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+        for masked in (False, True):
+            found = usable_words(task, [open_reader(tokenizer, masked=masked)])
+            assert ("a mask stands for one" in found.unknown.get(NAMES[0], "")) == masked
 
 
 class TestBos:

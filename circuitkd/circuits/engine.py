@@ -23,6 +23,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from circuitkd.circuits._joins import Joins
 from circuitkd.errors import ArchitectureError, HookError, InputError
+from circuitkd.families import first_output
 from circuitkd.models import device_of, family_of_model, is_parallel, model_label
 
 _CPU_TOKENS = 740  # larger stacks leave the caches of a CPU and run slower
@@ -153,7 +154,7 @@ class Replay:
     ) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream after block ``layer``."""
         args, kwargs = self._calls[layer]
-        return _first(self.model.blocks[layer](pre, *args, **kwargs))
+        return first_output(self.model.blocks[layer](pre, *args, **kwargs))
 
     @torch.no_grad()
     def observe(
@@ -367,10 +368,6 @@ def rows_per_batch(model: TransformerBridge, n_pos: int, batch_size: int | None)
         return batch_size
     tokens = _CPU_TOKENS if device_of(model).type == "cpu" else _GPU_TOKENS
     return max(1, tokens // n_pos)
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
 
 
 def _keep(seen: dict[str, Tensor], key: str) -> Edit:

@@ -17,7 +17,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from circuitkd.circuits.engine import Replay, rows_per_batch
 from circuitkd.circuits.readout import metric_readout
 from circuitkd.errors import RunError
-from circuitkd.models import model_label
+from circuitkd.models import family_of_model, model_label
 from circuitkd.prompts import PromptGroup, Prompts
 
 
@@ -67,8 +67,8 @@ def answers(
         model: from ``load_model``.
         prompts: from ``task.sample`` with this model.
         noise: standard deviations of the noise on each entry, in units of the root mean square of
-            the prompts' token embeddings: 1 is noise as long as a typical token embedding. A BOS
-            stays as it is.
+            the prompts' token embeddings (``embedding_rms``): 1 is noise as long as a typical token
+            embedding. Special tokens stay as they are.
         seed: of the noise. The draw of a prompt depends on the seed, its place in sampling order,
             and its shape [pos, d_model]: not on the batch size or on how many prompts there are.
             All strengths scale one draw, and models of one width that cut the text alike get the
@@ -101,13 +101,23 @@ def answers(
 
 
 def embedding_rms(model: TransformerBridge, prompts: Prompts) -> float:
-    """Root mean square of the entries of the prompts' token embeddings, without a BOS."""
-    tokens = torch.cat(
-        [group.clean[:, _words(prompts, group)[:, 0] > 0].flatten() for group in prompts.groups]
-    )
-    with torch.no_grad():
-        embeddings = model.W_E[tokens.to(model.W_E.device)]
-    return float(embeddings.double().square().mean().sqrt())
+    """Root mean square of the entries of the prompts' token embeddings, without special tokens.
+
+    As they enter block 0: Gemma scales them first, and encoders add positions and normalise the
+    sum. Where learned positions are only added (GPT-2), it is that of the tokens alone.
+    """
+    added = hasattr(model, "pos_embed") and family_of_model(model).norms != "after"
+    parts = []
+    for group in prompts.groups:
+        words = _words(prompts, group)[:, 0] > 0
+        if added:
+            with torch.no_grad():
+                embeddings = model.W_E[group.clean[:, words].to(model.W_E.device)]
+        else:
+            embeddings = Replay(model, group.clean, group.answer).embed(group.clean)
+            embeddings = embeddings[:, words.to(embeddings.device)]
+        parts.append(embeddings.double().square().flatten())
+    return float(torch.cat(parts).mean().sqrt())
 
 
 def parameter_count(model: TransformerBridge) -> int:

@@ -43,13 +43,13 @@ class Arithmetic:
         own = drops.get(str(line.side))
         if own is not None:
             (ends,) = component_interval(own, statistic).values()
-            return Measured(float(statistic[line.quantity](own)), *ends)
+            return Measured(float(statistic[line.quantity](own)), *ends, exact=True)
         compression = self._compression(str(line.side))
         if not {"teacher", "student"} <= set(drops) or compression is None:
             return Measured.none(NOTHING_TO_MEASURE)
         (found,) = component_difference(drops["teacher"], drops["student"], statistic).values()
         value, low, high = (each / compression for each in found)
-        return Measured(value, low, high)
+        return Measured(value, low, high, exact=True)
 
     def _drops(self) -> Mapping[str, Float[np.ndarray, "node"]]:
         return {

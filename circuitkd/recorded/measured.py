@@ -11,7 +11,10 @@ from circuitkd.prompts import PromptGroup, Prompts
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its 95 % interval over prompts, or why there is none.
+    """A number with its 95 % interval, or why there is none.
+
+    ``exact``: the interval does not say how uncertain the number is (it is over components, and no
+    prompts were drawn), so that the number itself is what must agree.
 
     >>> Measured.none("it rained").missing
     'it rained'
@@ -21,6 +24,7 @@ class Measured:
     low: float | None = None
     high: float | None = None
     missing: str | None = None
+    exact: bool = False
 
     @classmethod
     def none(cls, why: str) -> "Measured":
@@ -28,13 +32,16 @@ class Measured:
         return cls(float("nan"), missing=why)
 
     def distance(self, recorded: float) -> float:
-        """How far ``recorded`` lies outside the interval; outside the value without one.
+        """How far ``recorded`` lies outside the interval; from the value, where that must agree.
 
         >>> Measured(5.0, 4.0, 6.0).distance(7.5), Measured(5.0).distance(4.0)
         (1.5, 1.0)
+        >>> Measured(5.0, 4.0, 6.0, exact=True).distance(5.5)
+        0.5
         """
-        low = self.value if self.low is None else min(self.low, self.value)
-        high = self.value if self.high is None else max(self.high, self.value)
+        if self.exact or self.low is None or self.high is None:
+            return abs(self.value - recorded)
+        low, high = min(self.low, self.value), max(self.high, self.value)
         return max(low - recorded, recorded - high, 0.0)
 
 

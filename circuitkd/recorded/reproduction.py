@@ -66,7 +66,7 @@ class Compared:
     """One recorded number beside the measured one.
 
     ``verdict``: ``agrees`` where the recorded number lies within ``line.tolerance`` of the measured
-    interval over prompts (of the value, where there is no interval); ``because`` says why there is
+    interval over prompts (of the value, where no prompts were drawn); ``because`` says why there is
     none. A number that cannot be reproduced may still have a measured one beside it.
     """
 
@@ -109,6 +109,7 @@ class Compared:
             "measured_low": self.measured.low,
             "measured_high": self.measured.high,
             "missing": self.measured.missing,
+            "exact": self.measured.exact,
             "verdict": self.verdict,
             "because": self.because,
         }
@@ -119,7 +120,9 @@ class Compared:
         value = float("nan") if row["measured"] is None else row["measured"]
         return cls(
             Line.model_validate({name: row[name] for name in Line.model_fields}),
-            Measured(value, row["measured_low"], row["measured_high"], row["missing"]),
+            Measured(
+                value, row["measured_low"], row["measured_high"], row["missing"], row["exact"]
+            ),
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from architectures.networks import network
 from prompt_samples import naming_task
 from random_models import FAMILIES, random_bridge, random_gpt2, random_prompts
 from tiny import word_tokenizer
@@ -105,6 +106,14 @@ class TestNoise:
         part = answers(model, fewer, noise=(0.5 * rms,), seed=1).metric
         torch.testing.assert_close(single, whole, atol=1e-4, rtol=0)
         torch.testing.assert_close(part, whole[:, :4], atol=1e-4, rtol=0)
+
+    @pytest.mark.parametrize("name", ["gemma", "bert", "llama"])
+    def test_noise_is_as_long_as_what_enters_the_first_block(self, name: str) -> None:
+        model, prompts = load_model(network(name)), random_prompts((6,), (4,))
+        with torch.no_grad():
+            _, cache = model.run_with_cache(prompts.groups[0].clean)
+        entering = cache["blocks.0.hook_in"].square().mean().sqrt()
+        assert embedding_rms(model, prompts) == pytest.approx(float(entering), rel=1e-5)
 
     def test_the_seed_matters_and_is_all_that_does(self) -> None:
         model, prompts = random_bridge("gpt2"), random_prompts()
